@@ -1,0 +1,230 @@
+"""Create a store: its whole plan is written before the first state exists.
+
+It is built beside its final name and renamed into place, so that a store is there completely or
+not at all; of several processes that create the same one, all end with the winner's.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hsstore.arrays import ROWS_A_CHUNK, ROWS_A_SHARD, SAMPLES_A_CHUNK, ArrayLayout, Arrays
+from hsstore.codec import ChunkCodec
+from hsstore.digest import plan_hash
+from hsstore.dtype import native_dtype
+from hsstore.files import make_directory, output_errors, rename_directory_without_replacing
+from hsstore.layout import choose_geometry, plan_layout
+from hsstore.spec import Dataset, LayoutSizes, Model, StoreSpec
+from hsstore.store import Store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+    from hsstore.dataset import TokenizedDataset
+    from hsstore.layout import Geometry, Layout
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutOptions:
+    """Sizes that a user chose; None means the default."""
+
+    chunk_rows: int | None = None
+    shard_rows: int | None = None
+    span_samples: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Golden:
+    """The states of a short fixed prefix, asked for alone: a fingerprint of the server."""
+
+    input_ids: tuple[int, ...]
+    bits: npt.NDArray[Any]
+    """Shape (len(input_ids), slots, hidden), raw bits."""
+
+
+def layout_for(
+    length: npt.NDArray[Any], model: Model, options: LayoutOptions | None = None
+) -> Layout:
+    """Lay out samples of the given lengths for a model's states."""
+    options = options or LayoutOptions()
+    geometry = choose_geometry(
+        length,
+        slots=model.slots,
+        hidden=model.hidden,
+        itemsize=native_dtype(model.dtype).itemsize,
+        chunk_rows=options.chunk_rows,
+        shard_rows=options.shard_rows,
+        span_samples=options.span_samples,
+    )
+    return plan_layout(length, geometry)
+
+
+def create_store(
+    path: Path,
+    dataset: TokenizedDataset,
+    model: Model,
+    *,
+    norm_weight: npt.NDArray[np.float32],
+    tokenizer_hash: str | None = None,
+    options: LayoutOptions | None = None,
+    golden: Golden | None = None,
+) -> Store:
+    """Create a store with everything but its payload, or open the one that is already there.
+
+    Parameters
+    ----------
+    norm_weight : float32 (hidden,)
+        Weight of the model's final norm.
+
+    Raises
+    ------
+    RefusedError
+        A store is there, and it was made for another model or from other data.
+    """
+    layout = layout_for(dataset.length, model, options)
+    spec = _spec(dataset, model, layout, tokenizer_hash, golden)
+    building = path.with_name(f".{path.name}.{uuid.uuid4().hex}.building")
+    try:
+        with output_errors(path):
+            make_directory(path.parent)
+            building.mkdir()
+        _build(building, spec, dataset, layout, norm_weight, golden)
+        with output_errors(path):
+            rename_directory_without_replacing(building, path)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)  # the loser's, or a failed one
+    store = Store.open(path)
+    store.spec.refuse_other_model(model)
+    store.spec.refuse_other_dataset(spec.dataset.fingerprint)
+    return store
+
+
+def _spec(
+    dataset: TokenizedDataset,
+    model: Model,
+    layout: Layout,
+    tokenizer_hash: str | None,
+    golden: Golden | None,
+) -> StoreSpec:
+    sizes = layout.geometry
+    return StoreSpec(
+        store=str(uuid.uuid4()),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        created_by=f"hsstore {version('hsstore')}",
+        model=model,
+        dataset=Dataset(
+            fingerprint=dataset.fingerprint(),
+            samples=len(dataset),
+            tokens=dataset.tokens,
+            split_names=dataset.split_names,
+            tokenizer_hash=tokenizer_hash,
+        ),
+        layout=LayoutSizes(
+            chunk_rows=sizes.chunk_rows,
+            chunk_slots=sizes.chunk_slots,
+            shard_rows=sizes.shard_rows,
+            span_samples=sizes.span_samples,
+        ),
+        codec=ChunkCodec(sizes.itemsize).zarr_metadata,
+        plan_hash=plan_hash(
+            layout.row_start,
+            dataset.length.astype(np.int32),
+            dataset.input_ids,
+            dataset.loss_mask,
+            dataset.sample_id,
+            dataset.split,
+        ),
+        golden_input_ids=golden.input_ids if golden else (),
+    )
+
+
+def _build(
+    root: Path,
+    spec: StoreSpec,
+    dataset: TokenizedDataset,
+    layout: Layout,
+    norm_weight: npt.NDArray[np.float32],
+    golden: Golden | None,
+) -> None:
+    arrays = Arrays.create(root, {"hsstore": spec.model_dump(mode="json")})
+    arrays.add_states("hidden_states", layout.rows, layout.geometry, spec.model.dtype, sharded=True)
+    _write_samples(arrays, dataset, layout)
+    _write_rows(arrays, "input_ids", dataset.input_ids, dataset.length, layout)
+    _write_rows(arrays, "loss_mask", dataset.loss_mask, dataset.length, layout)
+    _declare_completion(arrays, layout)
+    _write_whole(arrays, "norm_weight", norm_weight, "hidden")
+    _write_golden(arrays, golden, layout.geometry, spec)
+    arrays.put_group("runs", {})
+
+
+def _write_samples(arrays: Arrays, dataset: TokenizedDataset, layout: Layout) -> None:
+    _write_whole(arrays, "row_start", layout.row_start, "sample")
+    _write_whole(arrays, "length", dataset.length.astype(np.int32), "sample")
+    _write_whole(arrays, "sample_id", dataset.sample_id, "sample", "byte")
+    _write_whole(arrays, "split", dataset.split, "sample")
+    _write_whole(arrays, "metadata", dataset.metadata, "byte")
+    _write_whole(arrays, "metadata_end", dataset.metadata_end, "sample")
+
+
+def _write_whole(arrays: Arrays, name: str, values: npt.NDArray[Any], *dims: str) -> None:
+    first = SAMPLES_A_CHUNK if dims[0] == "sample" else max(len(values), 1)
+    layout = ArrayLayout(values.shape, values.dtype, dims, (first, *values.shape[1:]))
+    arrays.add(name, layout)
+    if values.size:
+        arrays.write(name, slice(None), values)
+
+
+def _write_rows(
+    arrays: Arrays,
+    name: str,
+    tokens: npt.NDArray[Any],
+    length: npt.NDArray[np.int64],
+    layout: Layout,
+) -> None:
+    """Scatter concatenated tokens to their rows, one shard of the array at a time."""
+    shard_rows = min(ROWS_A_SHARD, -(-layout.rows // ROWS_A_CHUNK) * ROWS_A_CHUNK)
+    arrays.add(
+        name,
+        ArrayLayout((layout.rows,), tokens.dtype, ("row",), (ROWS_A_CHUNK,), (shard_rows,)),
+    )
+    row_end = layout.row_start + length
+    token_end = np.cumsum(length)
+    for start in range(0, layout.rows, shard_rows):
+        end = min(start + shard_rows, layout.rows)
+        first = int(np.searchsorted(row_end, start, side="right"))
+        last = int(np.searchsorted(layout.row_start, end))
+        counts = length[first:last]
+        token_start = int(token_end[first] - length[first]) if first < last else 0
+        token_count = int(counts.sum())
+        # Within a sample, rows and tokens advance together: one offset per sample.
+        offset = layout.row_start[first:last] - (token_end[first:last] - counts)
+        rows = np.arange(token_start, token_start + token_count) + np.repeat(offset, counts)
+        here = (rows >= start) & (rows < end)
+        window = np.zeros(end - start, dtype=tokens.dtype)
+        window[rows[here] - start] = tokens[token_start : token_start + token_count][here]
+        arrays.write(name, slice(start, end), window)
+
+
+def _declare_completion(arrays: Arrays, layout: Layout) -> None:
+    span = (layout.geometry.span_samples,)
+    shape = (layout.samples,)
+    for name, dtype in (("complete", np.bool_), ("failed", np.uint8), ("digest", np.uint64)):
+        arrays.add(name, ArrayLayout(shape, dtype, ("sample",), span, compressed=False))
+
+
+def _write_golden(
+    arrays: Arrays, golden: Golden | None, geometry: Geometry, spec: StoreSpec
+) -> None:
+    rows = len(golden.input_ids) if golden else 0
+    arrays.add_states("golden", rows, geometry, spec.model.dtype, sharded=False)
+    if golden:
+        arrays.write("golden", slice(None), golden.bits.view(native_dtype(spec.model.dtype)))

@@ -1,0 +1,253 @@
+"""Where every sample goes: a pure function of the lengths and a few sizes. No I/O, no state.
+
+::
+
+    row axis   | shard 0             | shard 1             | shard 2 .. 3             |
+    blocks     | s0 | s1  | s2 |....| s3 | s4        |....| s5 (longer than a shard).|
+    spans      |<---------------- samples 0..3 ----------->|<--- samples 4.. ...
+
+Samples start on a chunk boundary. Inside a span, blocks are cut greedily in sample order; what a
+block leaves of its shard stays empty. A sample longer than a shard takes whole shards of its own.
+The time is that of a few numpy passes: no Python loop runs over samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hsstore.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy.typing as npt
+
+    Int64s = npt.NDArray[np.int64]
+
+MIN_CHUNK_BYTES = 1_800_000
+"""Chunks of 1.8 to 3.7 MB read and compress best."""
+MANY_HIDDEN = 2048
+"""From this width on a chunk holds one slot, so that a slot can be read alone."""
+MAX_SHARD_BYTES = 1 << 30
+MIN_SHARD_BYTES = 32 << 20
+USUAL_SHARDS = 64
+"""Stores of up to 64 GiB have about this many shards; larger ones have shards of 1 GiB."""
+MAX_SPANS = 256
+MIN_SHARDS_A_SPAN = 4
+"""A span ends in a shard that is half empty on average: not too many of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """The sizes from which, with the lengths, the whole layout follows."""
+
+    slots: int
+    hidden: int
+    itemsize: int
+    chunk_rows: int
+    chunk_slots: int
+    shard_rows: int
+    span_samples: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Raw bytes of one row, all slots."""
+        return self.slots * self.hidden * self.itemsize
+
+    @property
+    def chunk_shape(self) -> tuple[int, int, int]:
+        """Shape of one chunk: (rows, slots, hidden)."""
+        return (self.chunk_rows, self.chunk_slots, self.hidden)
+
+    @property
+    def slot_chunks(self) -> int:
+        """Chunks along the slot axis."""
+        return self.slots // self.chunk_slots
+
+    @property
+    def shard_chunks(self) -> int:
+        """Chunks in one shard, all slots."""
+        return self.shard_rows // self.chunk_rows * self.slot_chunks
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Consecutive samples that are written and committed together."""
+
+    index: int
+    samples: range
+    shards: range
+    """One shard; more only for a single sample longer than a shard."""
+    span: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPlace:
+    """Where one chunk of a sample lies, and which part of the sample it holds."""
+
+    shard: int
+    chunk: int
+    """Number in its shard: C order over (row chunk, slot chunk)."""
+    rows: slice
+    """Rows of the sample; fewer than `chunk_rows` in its last chunks."""
+    slots: slice
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The layout of one store.
+
+    Attributes
+    ----------
+    row_start : int64 (n,)
+        First row of each sample.
+    block_sample : int64 (blocks + 1,)
+        First sample of each block, and the number of samples.
+    block_shard : int64 (blocks + 1,)
+        First shard of each block, and the number of shards.
+    """
+
+    geometry: Geometry
+    row_start: Int64s
+    block_sample: Int64s
+    block_shard: Int64s
+
+    @property
+    def samples(self) -> int:
+        """Samples in the store."""
+        return len(self.row_start)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks in the store."""
+        return len(self.block_sample) - 1
+
+    @property
+    def shards(self) -> int:
+        """Shards in the store."""
+        return int(self.block_shard[-1])
+
+    @property
+    def rows(self) -> int:
+        """Length of the row axis, the empty rows between samples included."""
+        return self.shards * self.geometry.shard_rows
+
+    @property
+    def spans(self) -> int:
+        """Spans in the store."""
+        return -(-self.samples // self.geometry.span_samples)
+
+    def block(self, index: int) -> Block:
+        """Return one block."""
+        first, end = self.block_sample[index : index + 2].tolist()
+        shard, shard_end = self.block_shard[index : index + 2].tolist()
+        return Block(
+            index, range(first, end), range(shard, shard_end), first // self.geometry.span_samples
+        )
+
+    def block_of(self, sample: int) -> int:
+        """Return the index of the block that holds a sample."""
+        return int(np.searchsorted(self.block_sample, sample, side="right")) - 1
+
+    def chunks_of(self, sample: int, length: int) -> Iterator[ChunkPlace]:
+        """Yield the chunks of a sample in the order in which they are written."""
+        sizes = self.geometry
+        first = int(self.row_start[sample]) // sizes.chunk_rows
+        for row in range(0, length, sizes.chunk_rows):
+            shard, row_chunk = divmod(
+                first + row // sizes.chunk_rows, sizes.shard_rows // sizes.chunk_rows
+            )
+            rows = slice(row, min(row + sizes.chunk_rows, length))
+            for slot_chunk in range(sizes.slot_chunks):
+                slot = slot_chunk * sizes.chunk_slots
+                yield ChunkPlace(
+                    shard,
+                    row_chunk * sizes.slot_chunks + slot_chunk,
+                    rows,
+                    slice(slot, slot + sizes.chunk_slots),
+                )
+
+    def span_slice(self, span: int) -> slice:
+        """Return the samples of a span."""
+        size = self.geometry.span_samples
+        return slice(span * size, min((span + 1) * size, self.samples))
+
+
+def choose_geometry(
+    length: npt.NDArray[Any],
+    *,
+    slots: int,
+    hidden: int,
+    itemsize: int,
+    chunk_rows: int | None = None,
+    shard_rows: int | None = None,
+    span_samples: int | None = None,
+) -> Geometry:
+    """Choose the sizes that were not given.
+
+    Parameters
+    ----------
+    length : int (n,)
+        Tokens of each sample, all >= 1.
+    chunk_rows, shard_rows, span_samples
+        Overrides; `shard_rows` is rounded up to whole chunks.
+    """
+    if len(length) == 0 or int(np.min(length)) < 1:
+        raise InputError("a layout needs at least one sample, each of at least one token")
+    chunk_slots = 1 if hidden >= MANY_HIDDEN else slots
+    chunk_row_bytes = chunk_slots * hidden * itemsize
+    rows = chunk_rows or _power_of_two(-(-MIN_CHUNK_BYTES // chunk_row_bytes))
+    padded_rows = int(_chunks(length, rows).sum()) * rows
+    row_bytes = slots * hidden * itemsize
+    wanted = min(max(padded_rows * row_bytes // USUAL_SHARDS, MIN_SHARD_BYTES), MAX_SHARD_BYTES)
+    shard = -(-(shard_rows or max(rows, wanted // row_bytes // rows * rows)) // rows) * rows
+    shards = max(1, padded_rows // shard)
+    spans = min(max(shards // MIN_SHARDS_A_SPAN, 1), MAX_SPANS)
+    span = span_samples or -(-len(length) // spans)
+    return Geometry(slots, hidden, itemsize, rows, chunk_slots, shard, span)
+
+
+def plan_layout(length: npt.NDArray[Any], geometry: Geometry) -> Layout:
+    """Lay out samples of the given lengths, shape (n,), each at least 1."""
+    chunks = _chunks(length, geometry.chunk_rows)
+    chunk_end = np.cumsum(chunks)
+    chunk_start = chunk_end - chunks
+    shard_chunk_rows = geometry.shard_rows // geometry.chunk_rows
+    first = _cut_blocks(chunk_start, chunk_end, shard_chunk_rows, geometry.span_samples)
+    block_sample = np.append(first, len(length))
+    used = chunk_end[block_sample[1:] - 1] - chunk_start[first]
+    block_shard = np.concatenate([[0], np.cumsum(-(-used // shard_chunk_rows))])
+    # Every row moves by what the blocks before its own leave empty.
+    empty = block_shard[:-1] * shard_chunk_rows - chunk_start[first]
+    row_start = (chunk_start + np.repeat(empty, np.diff(block_sample))) * geometry.chunk_rows
+    return Layout(geometry, row_start, block_sample, block_shard.astype(np.int64))
+
+
+def _cut_blocks(
+    chunk_start: Int64s, chunk_end: Int64s, shard_chunk_rows: int, span_samples: int
+) -> Int64s:
+    """Return the first sample of every block, cutting all spans side by side."""
+    samples = len(chunk_start)
+    position = np.arange(0, samples, span_samples, dtype=np.int64)
+    span_end = np.minimum(position + span_samples, samples)
+    cuts = []
+    while position.size:
+        cuts.append(position)
+        limit = chunk_start[position] + shard_chunk_rows
+        fitting_end = np.searchsorted(chunk_end, limit, side="right")
+        # A sample longer than a shard fits nowhere: it becomes a block alone.
+        position = np.minimum(np.maximum(fitting_end, position + 1), span_end)
+        going_on = position < span_end
+        position, span_end = position[going_on], span_end[going_on]
+    return np.sort(np.concatenate(cuts))
+
+
+def _chunks(length: npt.NDArray[Any], chunk_rows: int) -> Int64s:
+    return -(-np.asarray(length, dtype=np.int64) // chunk_rows)
+
+
+def _power_of_two(at_least: int) -> int:
+    return 1 << max(0, at_least - 1).bit_length()

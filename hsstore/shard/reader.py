@@ -1,0 +1,93 @@
+"""Read chunks of one shard file by range."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hsstore.errors import CorruptStoreError
+from hsstore.shard.index import MISSING, decode_index, index_bytes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hsstore.shard.index import Index
+
+
+@dataclass(frozen=True, slots=True)
+class ShardVersion:
+    """What tells one published version of a shard from the next."""
+
+    inode: int
+    mtime_ns: int
+    size_bytes: int
+
+
+class ShardReader:
+    """An open shard: its index, checked, and ranged reads. Safe to use from many threads.
+
+    A shard is only ever replaced as a whole, so an open one stays consistent.
+
+    Raises
+    ------
+    CorruptStoreError
+        The file is missing, shorter than its index, or the index is damaged.
+    """
+
+    def __init__(self, path: Path, chunks: int) -> None:
+        self.path = path
+        self._descriptor = -1
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise CorruptStoreError(f"{path.name}: shard is missing") from None
+        self.version = _version(os.fstat(self._descriptor))
+        self.index = self._read_index(chunks)
+
+    def _read_index(self, chunks: int) -> Index:
+        size = index_bytes(chunks)
+        data_bytes = self.version.size_bytes - size
+        encoded = os.pread(self._descriptor, size, data_bytes) if data_bytes >= 0 else b""
+        try:
+            return decode_index(encoded, chunks, data_bytes)
+        except CorruptStoreError as error:
+            raise CorruptStoreError(f"{self.path.name}: {error}") from None
+
+    def has(self, chunk: int) -> bool:
+        """Say whether the chunk is in the shard."""
+        return bool(self.index[chunk, 0] != MISSING)
+
+    def read(self, chunk: int) -> bytes:
+        """Read one encoded chunk.
+
+        Raises
+        ------
+        CorruptStoreError
+            The chunk is missing or cut short.
+        """
+        if not self.has(chunk):
+            raise CorruptStoreError(f"{self.path.name}: chunk {chunk} is missing")
+        offset, nbytes = map(int, self.index[chunk])
+        encoded = os.pread(self._descriptor, nbytes, offset)
+        if len(encoded) != nbytes:
+            raise CorruptStoreError(f"{self.path.name}: chunk {chunk} is cut short")
+        return encoded
+
+    def close(self) -> None:
+        """Close the file; also done when the last reference goes."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def shard_version(path: Path) -> ShardVersion:
+    """Return the version of the shard that has this name now."""
+    return _version(path.stat())
+
+
+def _version(status: os.stat_result) -> ShardVersion:
+    return ShardVersion(status.st_ino, status.st_mtime_ns, status.st_size)

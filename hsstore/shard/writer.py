@@ -1,0 +1,67 @@
+"""Write one shard file in a single pass, with memory of a few chunks whatever its size."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from hsstore.files import PARTIAL_SUFFIX, output_errors, publish
+from hsstore.shard.index import empty_index, encode_index
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class ShardWriter:
+    """Append encoded chunks to `<shard>.<run>.partial`; publish them under the shard's name.
+
+    Nothing is visible to readers before `publish`, and everything is durable after it.
+    """
+
+    def __init__(self, final: Path, run: str, chunks: int) -> None:
+        self._final = final
+        self._partial = final.with_name(f"{final.name}.{run}{PARTIAL_SUFFIX}")
+        self._index = empty_index(chunks)
+        self._offset = 0
+        with output_errors(final):
+            self._file = self._partial.open("wb", buffering=0)
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes appended so far."""
+        return self._offset
+
+    def append(self, chunk: int, encoded: bytes | memoryview) -> None:
+        """Append one encoded chunk.
+
+        Parameters
+        ----------
+        chunk : int
+            Its number in the shard: C order over (row chunk, slot chunk).
+        """
+        with output_errors(self._final):
+            self._write_all(encoded)
+        self._index[chunk] = (self._offset, len(encoded))
+        self._offset += len(encoded)
+
+    def _write_all(self, data: bytes | memoryview) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._file.fileno(), view) :]
+
+    def seal(self) -> None:
+        """Append the index and fsync: the file is complete and durable, but has no name yet."""
+        with output_errors(self._final):
+            self._write_all(encode_index(self._index))
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    def publish(self) -> None:
+        """Give the sealed file its name, durably."""
+        with output_errors(self._final):
+            publish(self._partial, self._final)
+
+    def discard(self) -> None:
+        """Give up: close and remove the partial file."""
+        self._file.close()
+        self._partial.unlink(missing_ok=True)

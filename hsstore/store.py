@@ -1,0 +1,261 @@
+"""One store: its plan, its completion arrays, its samples, and the commit of a block."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from hsstore.arrays import Arrays
+from hsstore.dtype import bits_dtype, native_dtype
+from hsstore.errors import CorruptStoreError, InputError, NotExtractedError
+from hsstore.layout import plan_layout
+from hsstore.reader import PayloadReader
+from hsstore.spec import FORMAT, FailureReason, RunRecord, StoreSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import numpy.typing as npt
+
+    from hsstore.layout import Layout
+    from hsstore.writer import BlockWriter
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One training sample, unshifted: row t holds token t and the states at token t.
+
+    Attributes
+    ----------
+    input_ids : int32 (T,)
+    loss_mask : uint8 (T,)
+        1 where the token itself is supervised.
+    hidden_states : bfloat16, float16 or float32 (T, slots, hidden)
+        The captured layers in ascending order, then the final state.
+    """
+
+    index: int
+    sample_id: str
+    input_ids: npt.NDArray[np.int32]
+    loss_mask: npt.NDArray[np.uint8]
+    hidden_states: npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The completion arrays of some samples, as they were read: `complete` first."""
+
+    complete: npt.NDArray[np.bool_]
+    failed: npt.NDArray[np.uint8]
+    digest: npt.NDArray[np.uint64]
+
+    @property
+    def pending(self) -> npt.NDArray[np.bool_]:
+        """Samples that are neither complete nor failed."""
+        return np.asarray(~self.complete & (self.failed == 0))
+
+
+class Store:
+    """An open store. Reading is thread-safe; commits come from the owner of the span."""
+
+    def __init__(self, path: Path, arrays: Arrays, spec: StoreSpec) -> None:
+        self.path = path
+        self.spec = spec
+        self._arrays = arrays
+        self._commit_lock = Lock()
+
+    @classmethod
+    def open(cls, path: str | Path) -> Store:
+        """Open a store.
+
+        Raises
+        ------
+        InputError
+            There is no store, or it is of a format that this version does not know.
+        """
+        path = Path(path)
+        arrays = Arrays.open(path, read_only=False)
+        attributes = arrays.attributes.get("hsstore")
+        if attributes is None:
+            raise InputError(f"{path}: a Zarr group, but not an hsstore store")
+        if attributes.get("format") != FORMAT:
+            raise InputError(
+                f"{path}: format {attributes.get('format')!r}; this version reads {FORMAT!r}"
+            )
+        try:
+            return cls(path, arrays, StoreSpec.model_validate(attributes))
+        except ValidationError as error:
+            raise CorruptStoreError(f"{path}: attributes are not valid: {error}") from None
+
+    def __len__(self) -> int:
+        """Count the samples of the plan, complete or not."""
+        return self.spec.dataset.samples
+
+    def __getitem__(self, index: int) -> Sample:
+        """Read one sample, by its index in dataset order; negative ones count from the end.
+
+        Raises
+        ------
+        IndexError
+        NotExtractedError
+            The sample is pending, or it failed.
+        CorruptStoreError
+            Its payload does not pass the crc.
+        """
+        sample = range(len(self))[index]
+        self._require_complete(sample)
+        return Sample(
+            index=sample,
+            sample_id=self.sample_id(sample),
+            input_ids=self.input_ids(sample),
+            loss_mask=self._row_array("loss_mask", sample),
+            hidden_states=self.payload.read(sample).view(native_dtype(self.spec.model.dtype)),
+        )
+
+    @property
+    def runs_path(self) -> Path:
+        """The directory beside the store for claims and logs; not part of the data."""
+        return self.path.with_name(self.path.name + ".runs")
+
+    # --- the plan -----------------------------------------------------------------------------
+
+    @cached_property
+    def length(self) -> npt.NDArray[np.int32]:
+        """Tokens of each sample, shape (n,)."""
+        return self._arrays.read("length")
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Where every sample lies."""
+        return plan_layout(self.length, self.spec.geometry)
+
+    def input_ids(self, sample: int) -> npt.NDArray[np.int32]:
+        """Tokens of a sample, shape (T,)."""
+        return self._row_array("input_ids", sample)
+
+    def sample_id(self, sample: int) -> str:
+        """Return the dataset's own id of a sample."""
+        return _text(self._arrays.read("sample_id", slice(sample, sample + 1))[0])
+
+    def split(self, sample: int) -> str:
+        """Return the split that a sample belongs to."""
+        split = int(self._arrays.read("split", slice(sample, sample + 1))[0])
+        return self.spec.dataset.split_names[split]
+
+    def metadata(self, sample: int) -> dict[str, Any]:
+        """Return the JSON object that came with a sample."""
+        ends = self._arrays.read("metadata_end", slice(max(sample - 1, 0), sample + 1))
+        start = int(ends[0]) if sample else 0
+        text = self._arrays.read("metadata", slice(start, int(ends[-1]))).tobytes()
+        value: dict[str, Any] = json.loads(text) if text else {}
+        return value
+
+    def plan_array(self, name: str, where: slice = slice(None)) -> npt.NDArray[Any]:
+        """Read one of the arrays that the plan fixed, such as `row_start` or `norm_weight`."""
+        return self._arrays.read(name, where)
+
+    def _row_array(self, name: str, sample: int) -> npt.NDArray[Any]:
+        start = int(self.layout.row_start[sample])
+        return self._arrays.read(name, slice(start, start + int(self.length[sample])))
+
+    # --- completion and payload ---------------------------------------------------------------
+
+    def completion(self, where: slice = slice(None)) -> Completion:
+        """Read the completion arrays of some samples, fresh; the bitmap first."""
+        complete = self._arrays.read("complete", where)
+        digest = self._arrays.read("digest", where)
+        return Completion(complete, self._arrays.read("failed", where), digest)
+
+    @cached_property
+    def payload(self) -> PayloadReader:
+        """The reader of raw states; it does not look at the bitmap."""
+        return PayloadReader(self.path, self.layout, self.length, self.spec.model.dtype)
+
+    @property
+    def bits(self) -> np.dtype[Any]:
+        """The dtype of raw bit patterns: uint16 or uint32."""
+        return bits_dtype(self.spec.model.dtype)
+
+    def _require_complete(self, sample: int) -> None:
+        state = self.completion(slice(sample, sample + 1))
+        if state.complete[0]:
+            return
+        failed = FailureReason(int(state.failed[0]))
+        why = "is pending: run hsstore extract" if not failed else f"failed: {failed.label}"
+        raise NotExtractedError(f"sample {sample} ({self.sample_id(sample)}) {why}")
+
+    # --- commit -------------------------------------------------------------------------------
+
+    def commit(
+        self,
+        writer: BlockWriter,
+        failed: Mapping[int, FailureReason],
+        check_claim: Callable[[], None],
+    ) -> None:
+        """Make a block durable, then set its bits: the only way to change a store.
+
+        The order is the promise: shard data, fsync, claim, rename, fsync of the directory, then
+        `digest` and `failed`, then `complete`. A crash in between leaves pending samples, never
+        a set bit without its payload.
+
+        Parameters
+        ----------
+        failed : dict
+            Samples of the block that are given up, and why.
+        check_claim : callable
+            Raises when this run no longer owns the span.
+        """
+        with self._commit_lock:
+            digests = writer.seal()
+            check_claim()
+            writer.publish()
+            self._write_completion(writer.block.span, digests, failed)
+
+    def reset_failed(self, samples: npt.NDArray[np.int64]) -> None:
+        """Make failed samples pending again."""
+        with self._commit_lock:
+            for span in np.unique(samples // self.spec.layout.span_samples).tolist():
+                where = self.layout.span_slice(span)
+                failed = self._arrays.read("failed", where)
+                inside = samples[(samples >= where.start) & (samples < where.stop)]
+                failed[inside - where.start] = FailureReason.NONE
+                self._arrays.write("failed", where, failed)
+
+    def _write_completion(
+        self, span: int, digests: Mapping[int, int], failed: Mapping[int, FailureReason]
+    ) -> None:
+        where = self.layout.span_slice(span)
+        state = self.completion(where)
+        for sample, digest in digests.items():
+            state.digest[sample - where.start] = digest
+            state.complete[sample - where.start] = True
+        for sample, reason in failed.items():
+            state.failed[sample - where.start] = reason
+        self._arrays.write("digest", where, state.digest)
+        self._arrays.write("failed", where, state.failed)
+        self._arrays.write("complete", where, state.complete)
+
+    # --- runs ---------------------------------------------------------------------------------
+
+    def record_run(self, record: RunRecord) -> None:
+        """Write, or write anew, the group of a run."""
+        path = f"runs/{record.run}"
+        attributes = {"hsstore_run": record.model_dump(mode="json")}
+        self._arrays.put_group(path, attributes)
+
+    def runs(self) -> list[RunRecord]:
+        """Return the records of all runs, oldest first."""
+        found = self._arrays.group_attributes("runs").values()
+        records = [RunRecord.model_validate(attributes["hsstore_run"]) for attributes in found]
+        return sorted(records, key=lambda record: record.started)
+
+
+def _text(padded: npt.NDArray[np.uint8]) -> str:
+    return padded.tobytes().rstrip(b"\0").decode()

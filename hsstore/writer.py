@@ -1,0 +1,146 @@
+"""Write one block: encode samples in parallel, append them to its shard in one pass.
+
+Samples may come in any order; the chunks of one sample stay together. Memory is a few chunks,
+whatever the size of the samples. Nothing is visible before `publish`, and a block that was
+committed in part is continued by copying its encoded chunks, decoding nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hsstore.codec import ChunkCodec
+from hsstore.digest import payload_digest
+from hsstore.dtype import bits_dtype, nan_bits
+from hsstore.reader import shard_path
+from hsstore.shard.writer import ShardWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from concurrent.futures import Executor, Future
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+    from hsstore.dtype import DTypeName
+    from hsstore.layout import Block, ChunkPlace, Layout
+    from hsstore.reader import PayloadReader
+
+LOOKAHEAD_CHUNKS = 8
+"""Chunks being encoded, or encoded and not yet written: the memory of the writer."""
+
+
+class BlockWriter:
+    """The open block of a run. Not thread-safe: one thread appends, `encoders` encode.
+
+    Parameters
+    ----------
+    run : str
+        Names the partial files, so that leftovers tell whose they were.
+    encoders : Executor
+        Threads that encode; shared between blocks.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        layout: Layout,
+        dtype: DTypeName,
+        block: Block,
+        *,
+        run: str,
+        encoders: Executor,
+    ) -> None:
+        self.block = block
+        self._root = root
+        self._layout = layout
+        self._bits = bits_dtype(dtype)
+        self._nan = self._bits.type(nan_bits(dtype))
+        self._codec = ChunkCodec(self._bits.itemsize)
+        self._run = run
+        self._encoders = encoders
+        self._shards: dict[int, ShardWriter] = {}
+        self._pending: deque[tuple[ChunkPlace, Future[bytes]]] = deque()
+        self._digests: dict[int, Future[int]] = {}
+
+    @property
+    def bytes_written(self) -> int:
+        """Encoded bytes appended so far."""
+        return sum(shard.bytes_written for shard in self._shards.values())
+
+    def append(self, sample: int, bits: npt.NDArray[Any]) -> None:
+        """Take one sample; may block until some of its chunks are written.
+
+        `bits` is read until the next `flush`, and must not change before.
+
+        Parameters
+        ----------
+        bits : uint16 or uint32 (length, slots, hidden)
+            C-contiguous raw bits.
+        """
+        self._digests[sample] = self._encoders.submit(payload_digest, bits)
+        for place in self._layout.chunks_of(sample, len(bits)):
+            part = bits[place.rows, place.slots]
+            self._pending.append((place, self._encoders.submit(self._encode, part)))
+            while len(self._pending) > LOOKAHEAD_CHUNKS:
+                self._write_next()
+
+    def copy(self, samples: Iterable[int], reader: PayloadReader, length: Iterable[int]) -> None:
+        """Take samples that an earlier commit of this block holds, as they are encoded there."""
+        for sample, tokens in zip(samples, length, strict=True):
+            for place in self._layout.chunks_of(sample, tokens):
+                self._shard(place.shard).append(place.chunk, reader.read_encoded(sample, place))
+
+    def flush(self) -> None:
+        """Wait until everything that was taken is written; the samples' buffers are free then."""
+        while self._pending:
+            self._write_next()
+
+    def seal(self) -> dict[int, int]:
+        """Finish the files and make them durable, still without a name.
+
+        Returns
+        -------
+        dict
+            The digest of each appended sample (not of those that were copied).
+        """
+        self.flush()
+        for shard in self._shards.values():
+            shard.seal()
+        return {sample: future.result() for sample, future in self._digests.items()}
+
+    def publish(self) -> None:
+        """Give the sealed files their names."""
+        for shard in self._shards.values():
+            shard.publish()
+
+    def discard(self) -> None:
+        """Give up the block: everything taken is dropped, its partial files are removed."""
+        for _, future in self._pending:
+            future.cancel()
+        self._pending.clear()
+        for shard in self._shards.values():
+            shard.discard()
+
+    def _encode(self, part: npt.NDArray[Any]) -> bytes:
+        shape = self._layout.geometry.chunk_shape
+        if part.shape == shape and part.flags.c_contiguous:
+            return self._codec.encode(part)
+        chunk = np.empty(shape, dtype=self._bits)
+        chunk[: len(part)] = part
+        chunk[len(part) :] = self._nan
+        return self._codec.encode(chunk)
+
+    def _write_next(self) -> None:
+        place, encoded = self._pending.popleft()
+        self._shard(place.shard).append(place.chunk, encoded.result())
+
+    def _shard(self, shard: int) -> ShardWriter:
+        if shard not in self._shards:
+            path = shard_path(self._root, shard)
+            chunks = self._layout.geometry.shard_chunks
+            self._shards[shard] = ShardWriter(path, self._run, chunks)
+        return self._shards[shard]

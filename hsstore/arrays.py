@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +20,14 @@ from zarr.storage import LocalStore
 from hsstore.codec import ChunkCodec
 from hsstore.dtype import BFloat16, native_dtype
 from hsstore.errors import CorruptStoreError, InputError
-from hsstore.files import make_directory, output_errors, write_durably
+from hsstore.files import PARTIAL_SUFFIX, make_directory, output_errors, write_durably
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import numpy.typing as npt
     from zarr.core.buffer import Buffer
+    from zarr.core.common import AccessModeLiteral
 
     from hsstore.dtype import DTypeName
     from hsstore.layout import Geometry
@@ -35,6 +37,8 @@ SAMPLES_A_CHUNK = 1 << 16
 ROWS_A_CHUNK = 1 << 16
 ROWS_A_SHARD = 1 << 24
 """`input_ids` and `loss_mask`: 64 MiB of int32 a file."""
+METADATA_CHUNK_BYTES = 1 << 20
+METADATA_SHARD_BYTES = 1 << 26
 
 _KEYS: dict[str, Any] = {
     "name": "default",
@@ -42,8 +46,20 @@ _KEYS: dict[str, Any] = {
 }  # all chunks in one directory: one fsync
 
 
+_BAD_METADATA = (BaseZarrError, ValueError, KeyError, TypeError, AttributeError, FileNotFoundError)
+"""What zarr raises on a zarr.json that is not JSON, or not what it should be."""
+
+
 class DurableStore(LocalStore):
     """A local Zarr store whose every write is fsynced, its directory too, before it returns."""
+
+    @override
+    async def _open(self, *, mode: AccessModeLiteral | None = None) -> None:
+        # LocalStore would create a missing directory here. Opening must change nothing: the
+        # store may be missing, or on a read-only mount.
+        if not self.root.is_dir():
+            raise FileNotFoundError(f"{self.root} is not a directory")
+        await super(LocalStore, self)._open()
 
     @override
     async def set(self, key: str, value: Buffer) -> None:
@@ -82,30 +98,38 @@ class Arrays:
         self._opened: dict[str, zarr.Array[Any]] = {}
 
     @classmethod
-    def create(cls, root: Path, attributes: dict[str, Any]) -> Arrays:
+    def create(cls, root: Path) -> Arrays:
         """Create the root group in an existing, empty directory."""
         with output_errors(root):
-            return cls(zarr.create_group(DurableStore(root), attributes=attributes, zarr_format=3))
+            return cls(zarr.create_group(DurableStore(root), zarr_format=3))
 
     @classmethod
-    def open(cls, root: Path, *, read_only: bool = True) -> Arrays:
-        """Open the root group.
+    def open(cls, root: Path) -> Arrays:
+        """Open the root group; nothing is written before `write` or `put_group`.
 
         Raises
         ------
         InputError
             There is no Zarr v3 group.
+        CorruptStoreError
+            Its zarr.json is damaged.
         """
+        if not (root / "zarr.json").is_file():
+            raise InputError(f"{root}: no hsstore store is there (it has no zarr.json)")
         try:
-            store = DurableStore(root, read_only=read_only)
-            return cls(zarr.open_group(store, mode="r" if read_only else "r+", zarr_format=3))
-        except (BaseZarrError, FileNotFoundError, NotADirectoryError, KeyError) as error:
-            raise InputError(f"{root}: no hsstore store is there ({error})") from None
+            return cls(zarr.open_group(DurableStore(root), mode="r+", zarr_format=3))
+        except _BAD_METADATA as error:
+            raise CorruptStoreError(f"{root / 'zarr.json'} is damaged: {error}") from error
 
     @property
     def attributes(self) -> dict[str, Any]:
         """The root group's attributes."""
         return dict(self._group.attrs)
+
+    def put_attributes(self, attributes: dict[str, Any]) -> None:
+        """Replace the root group's attributes, durably."""
+        with output_errors(self._path("zarr.json")):
+            self._group.attrs.put(attributes)
 
     def add(self, name: str, layout: ArrayLayout) -> None:
         """Declare a small array; every chunk of it carries a crc32c."""
@@ -164,6 +188,14 @@ class Arrays:
         except (ValueError, RuntimeError) as error:
             raise CorruptStoreError(f"array {name}: {error}") from error
 
+    def missing_chunks(self, name: str) -> int:
+        """Count the chunk files that are not there; zarr reads fill values in their place."""
+        array = self._array(name)
+        grid = zip(array.shape, array.shards or array.chunks, strict=True)
+        expected = math.prod(-(-size // part) for size, part in grid)
+        files = self._path(name).glob("c.*")
+        return expected - sum(file.suffix != PARTIAL_SUFFIX for file in files)
+
     def put_group(self, path: str, attributes: dict[str, Any]) -> None:
         """Create a group inside the store, or replace its attributes, durably."""
         with output_errors(self._path(path)):
@@ -171,10 +203,13 @@ class Arrays:
 
     def group_attributes(self, path: str) -> dict[str, dict[str, Any]]:
         """Return the attributes of every group directly inside a group, by name."""
-        parent = self._group[path]
-        if not isinstance(parent, zarr.Group):
-            raise CorruptStoreError(f"{path} is not a group")
-        return {name: dict(group.attrs) for name, group in parent.groups()}
+        try:
+            parent = self._group[path]
+            if not isinstance(parent, zarr.Group):
+                raise CorruptStoreError(f"{path} is not a group")
+            return {name: dict(group.attrs) for name, group in parent.groups()}
+        except _BAD_METADATA as error:
+            raise CorruptStoreError(f"a zarr.json in {path} is damaged: {error}") from error
 
     def _array(self, name: str) -> zarr.Array[Any]:
         if name not in self._opened:
@@ -184,7 +219,7 @@ class Arrays:
     def _open_array(self, name: str) -> zarr.Array[Any]:
         try:
             array = self._group[name]
-        except (KeyError, ValueError) as error:
+        except _BAD_METADATA as error:
             raise CorruptStoreError(f"array {name} is missing or its zarr.json is bad") from error
         if not isinstance(array, zarr.Array):
             raise CorruptStoreError(f"{name} is not an array")

@@ -8,10 +8,10 @@ Blosc's default), and every Zarr reader decodes it.
 from __future__ import annotations
 
 import struct
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import google_crc32c
+import numcodecs.blosc
 import numpy as np
 from numcodecs.blosc import SHUFFLE, Blosc
 
@@ -24,7 +24,7 @@ BLOCKSIZE_BYTES = 512 << 10
 CRC_BYTES = 4
 
 # Our threads each encode a chunk of their own; Blosc's global pool would serialise them.
-import_module("numcodecs.blosc").use_threads = False
+numcodecs.blosc.use_threads = False  # type: ignore[attr-defined]  # a documented switch
 
 
 class ChunkCodec:

@@ -15,12 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hsstore.arrays import ROWS_A_CHUNK, ROWS_A_SHARD, SAMPLES_A_CHUNK, ArrayLayout, Arrays
+from hsstore.arrays import (
+    METADATA_CHUNK_BYTES,
+    METADATA_SHARD_BYTES,
+    ROWS_A_CHUNK,
+    ROWS_A_SHARD,
+    SAMPLES_A_CHUNK,
+    ArrayLayout,
+    Arrays,
+)
 from hsstore.codec import ChunkCodec
 from hsstore.digest import plan_hash
 from hsstore.dtype import native_dtype
 from hsstore.files import make_directory, output_errors, rename_directory_without_replacing
 from hsstore.layout import choose_geometry, plan_layout
+from hsstore.seal import seal
 from hsstore.spec import Dataset, LayoutSizes, Model, StoreSpec
 from hsstore.store import Store
 
@@ -155,7 +164,7 @@ def _build(
     norm_weight: npt.NDArray[np.float32],
     golden: Golden | None,
 ) -> None:
-    arrays = Arrays.create(root, {"hsstore": spec.model_dump(mode="json")})
+    arrays = Arrays.create(root)
     arrays.add_states("hidden_states", layout.rows, layout.geometry, spec.model.dtype, sharded=True)
     _write_samples(arrays, dataset, layout)
     _write_rows(arrays, "input_ids", dataset.input_ids, dataset.length, layout)
@@ -164,6 +173,7 @@ def _build(
     _write_whole(arrays, "norm_weight", norm_weight, "hidden")
     _write_golden(arrays, golden, layout.geometry, spec)
     arrays.put_group("runs", {})
+    arrays.put_attributes({"hsstore": seal(spec, root).model_dump(mode="json")})
 
 
 def _write_samples(arrays: Arrays, dataset: TokenizedDataset, layout: Layout) -> None:
@@ -171,16 +181,25 @@ def _write_samples(arrays: Arrays, dataset: TokenizedDataset, layout: Layout) ->
     _write_whole(arrays, "length", dataset.length.astype(np.int32), "sample")
     _write_whole(arrays, "sample_id", dataset.sample_id, "sample", "byte")
     _write_whole(arrays, "split", dataset.split, "sample")
-    _write_whole(arrays, "metadata", dataset.metadata, "byte")
     _write_whole(arrays, "metadata_end", dataset.metadata_end, "sample")
+    _write_metadata(arrays, dataset.metadata)
 
 
 def _write_whole(arrays: Arrays, name: str, values: npt.NDArray[Any], *dims: str) -> None:
-    first = SAMPLES_A_CHUNK if dims[0] == "sample" else max(len(values), 1)
-    layout = ArrayLayout(values.shape, values.dtype, dims, (first, *values.shape[1:]))
-    arrays.add(name, layout)
-    if values.size:
-        arrays.write(name, slice(None), values)
+    first = SAMPLES_A_CHUNK if dims[0] == "sample" else len(values)
+    arrays.add(name, ArrayLayout(values.shape, values.dtype, dims, (first, *values.shape[1:])))
+    arrays.write(name, slice(None), values)
+
+
+def _write_metadata(arrays: Arrays, text: npt.NDArray[np.uint8]) -> None:
+    """Write one shard of the array at a time; there may be gigabytes, or nothing at all."""
+    chunks = max(-(-len(text) // METADATA_CHUNK_BYTES), 1)
+    shard = min(METADATA_SHARD_BYTES, chunks * METADATA_CHUNK_BYTES)
+    layout = ArrayLayout(text.shape, text.dtype, ("byte",), (METADATA_CHUNK_BYTES,), (shard,))
+    arrays.add("metadata", layout)
+    for start in range(0, len(text), shard):
+        part = text[start : start + shard]
+        arrays.write("metadata", slice(start, start + len(part)), part)
 
 
 def _write_rows(

@@ -16,10 +16,29 @@ def payload_digest(bits: npt.NDArray[Any]) -> int:
     return xxhash.xxh3_64_intdigest(np.ascontiguousarray(bits).data)
 
 
+class PlanHasher:
+    """XXH3-128 over the dtype, shape and bytes of arrays in turn, also of ones read in parts."""
+
+    def __init__(self) -> None:
+        self._state = xxhash.xxh3_128()
+
+    def begin(self, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> None:
+        """Start the next array."""
+        self._state.update(f"{np.dtype(dtype).str}{shape}".encode())
+
+    def update(self, part: npt.NDArray[Any]) -> None:
+        """Take the next elements of the array, in C order."""
+        self._state.update(np.ascontiguousarray(part).data)
+
+    def hexdigest(self) -> str:
+        """Return the hash in hex."""
+        return self._state.hexdigest()
+
+
 def plan_hash(*arrays: npt.NDArray[Any]) -> str:
-    """XXH3-128, in hex, over the dtype, shape and bytes of each array in turn."""
-    state = xxhash.xxh3_128()
+    """Hash whole arrays; see `PlanHasher`."""
+    hasher = PlanHasher()
     for array in arrays:
-        state.update(f"{array.dtype.str}{array.shape}".encode())
-        state.update(np.ascontiguousarray(array).data)
-    return state.hexdigest()
+        hasher.begin(array.dtype, array.shape)
+        hasher.update(array)
+    return hasher.hexdigest()

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 MIN_CHUNK_BYTES = 1_800_000
 """Chunks of 1.8 to 3.7 MB read and compress best."""
+MAX_CHUNK_BYTES = 2**31 - 17
+"""Blosc takes no larger buffer."""
 MANY_HIDDEN = 2048
 """From this width on a chunk holds one slot, so that a slot can be read alone."""
 MAX_SHARD_BYTES = 1 << 30
@@ -194,20 +196,37 @@ def choose_geometry(
         Tokens of each sample, all >= 1.
     chunk_rows, shard_rows, span_samples
         Overrides; `shard_rows` is rounded up to whole chunks.
+
+    Raises
+    ------
+    InputError
+        There is no sample, an empty one, or a chunk would be larger than the codec takes.
     """
     if len(length) == 0 or int(np.min(length)) < 1:
         raise InputError("a layout needs at least one sample, each of at least one token")
     chunk_slots = 1 if hidden >= MANY_HIDDEN else slots
     chunk_row_bytes = chunk_slots * hidden * itemsize
     rows = chunk_rows or _power_of_two(-(-MIN_CHUNK_BYTES // chunk_row_bytes))
-    padded_rows = int(_chunks(length, rows).sum()) * rows
-    row_bytes = slots * hidden * itemsize
-    wanted = min(max(padded_rows * row_bytes // USUAL_SHARDS, MIN_SHARD_BYTES), MAX_SHARD_BYTES)
-    shard = -(-(shard_rows or max(rows, wanted // row_bytes // rows * rows)) // rows) * rows
-    shards = max(1, padded_rows // shard)
-    spans = min(max(shards // MIN_SHARDS_A_SPAN, 1), MAX_SPANS)
+    if rows * chunk_row_bytes > MAX_CHUNK_BYTES:
+        raise InputError(
+            f"chunks of {rows} rows are {rows * chunk_row_bytes:,} bytes; the codec takes at most "
+            f"{MAX_CHUNK_BYTES:,}: choose fewer rows a chunk"
+        )
+    row_chunks = int(_chunks(length, rows).sum())
+    row_chunk_bytes = rows * slots * hidden * itemsize
+    shard_chunks = (
+        -(-shard_rows // rows) if shard_rows else _usual_shard_chunks(row_chunks, row_chunk_bytes)
+    )
+    spans = min(max(row_chunks // shard_chunks // MIN_SHARDS_A_SPAN, 1), MAX_SPANS)
     span = span_samples or -(-len(length) // spans)
-    return Geometry(slots, hidden, itemsize, rows, chunk_slots, shard, span)
+    return Geometry(slots, hidden, itemsize, rows, chunk_slots, shard_chunks * rows, span)
+
+
+def _usual_shard_chunks(row_chunks: int, row_chunk_bytes: int) -> int:
+    """Return how many chunks of rows a shard holds, given those of the store and their bytes."""
+    least = -(-MIN_SHARD_BYTES // row_chunk_bytes)
+    most = max(1, MAX_SHARD_BYTES // row_chunk_bytes)
+    return min(max(row_chunks // USUAL_SHARDS, least), most)
 
 
 def plan_layout(length: npt.NDArray[Any], geometry: Geometry) -> Layout:

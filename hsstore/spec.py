@@ -43,7 +43,7 @@ class FailureReason(IntEnum):
 class Record(BaseModel):
     """Base of everything that is written as JSON: immutable, unknown fields refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class Norm(Record):
@@ -108,6 +108,15 @@ class LayoutSizes(Record):
     span_samples: Annotated[int, Field(ge=1)]
 
 
+class Seal(Record):
+    """XXH3-128, in hex, over the JSON that no crc32c of Zarr protects."""
+
+    arrays: dict[str, str] = {}
+    """Of each array's `zarr.json`, byte by byte."""
+    attributes: str = ""
+    """Of all the other attributes: JSON with sorted keys, no spaces, non-ASCII escaped."""
+
+
 class StoreSpec(Record):
     """`attributes["hsstore"]` of a store's root group: written once, never changed."""
 
@@ -127,6 +136,7 @@ class StoreSpec(Record):
     failure_reasons: dict[int, str] = {reason.value: reason.label for reason in FailureReason}
     golden_input_ids: tuple[int, ...] = ()
     """The short prefix whose states are in `golden`; empty where no server was asked."""
+    seal: Seal = Seal()
 
     @property
     def geometry(self) -> Geometry:
@@ -137,6 +147,10 @@ class StoreSpec(Record):
             itemsize=native_dtype(self.model.dtype).itemsize,
             **self.layout.model_dump(),
         )
+
+    def failure_label(self, code: int) -> str:
+        """Name a value of `failed`; a later version may have added reasons to this store."""
+        return self.failure_reasons.get(code, f"reason-{code}")
 
     def refuse_other_model(self, model: Model) -> None:
         """Refuse a model that would give other numbers, naming the field that differs.

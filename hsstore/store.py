@@ -17,6 +17,7 @@ from hsstore.dtype import bits_dtype, native_dtype
 from hsstore.errors import CorruptStoreError, InputError, NotExtractedError
 from hsstore.layout import plan_layout
 from hsstore.reader import PayloadReader
+from hsstore.seal import attributes_hash
 from hsstore.spec import FORMAT, FailureReason, RunRecord, StoreSpec
 
 if TYPE_CHECKING:
@@ -79,20 +80,28 @@ class Store:
         ------
         InputError
             There is no store, or it is of a format that this version does not know.
+        CorruptStoreError
+            Its metadata is damaged.
         """
         path = Path(path)
-        arrays = Arrays.open(path, read_only=False)
+        arrays = Arrays.open(path)
         attributes = arrays.attributes.get("hsstore")
-        if attributes is None:
+        if not isinstance(attributes, dict):
             raise InputError(f"{path}: a Zarr group, but not an hsstore store")
         if attributes.get("format") != FORMAT:
             raise InputError(
                 f"{path}: format {attributes.get('format')!r}; this version reads {FORMAT!r}"
             )
         try:
-            return cls(path, arrays, StoreSpec.model_validate(attributes))
+            spec = StoreSpec.model_validate(attributes)
         except ValidationError as error:
             raise CorruptStoreError(f"{path}: attributes are not valid: {error}") from None
+        if attributes_hash(spec.model_dump(mode="json")) != spec.seal.attributes:
+            raise CorruptStoreError(
+                f"{path}: the attributes have changed since the store was created; restore its "
+                "zarr.json from a copy, or create the store anew"
+            )
+        return cls(path, arrays, spec)
 
     def __len__(self) -> int:
         """Count the samples of the plan, complete or not."""
@@ -161,6 +170,10 @@ class Store:
         """Read one of the arrays that the plan fixed, such as `row_start` or `norm_weight`."""
         return self._arrays.read(name, where)
 
+    def missing_chunks(self, name: str) -> int:
+        """Count the files of a plan array that are not there, and read as fill values."""
+        return self._arrays.missing_chunks(name)
+
     def _row_array(self, name: str, sample: int) -> npt.NDArray[Any]:
         start = int(self.layout.row_start[sample])
         return self._arrays.read(name, slice(start, start + int(self.length[sample])))
@@ -187,9 +200,10 @@ class Store:
         state = self.completion(slice(sample, sample + 1))
         if state.complete[0]:
             return
-        failed = FailureReason(int(state.failed[0]))
-        why = "is pending: run hsstore extract" if not failed else f"failed: {failed.label}"
-        raise NotExtractedError(f"sample {sample} ({self.sample_id(sample)}) {why}")
+        name = f"sample {sample} ({self.sample_id(sample)})"
+        if code := int(state.failed[0]):
+            raise NotExtractedError(f"{name} failed: {self.spec.failure_label(code)}")
+        raise NotExtractedError(f"{name} is pending: run hsstore extract")
 
     # --- commit -------------------------------------------------------------------------------
 
@@ -198,7 +212,7 @@ class Store:
         writer: BlockWriter,
         failed: Mapping[int, FailureReason],
         check_claim: Callable[[], None],
-    ) -> None:
+    ) -> set[int]:
         """Make a block durable, then set its bits: the only way to change a store.
 
         The order is the promise: shard data, fsync, claim, rename, fsync of the directory, then
@@ -211,12 +225,18 @@ class Store:
             Samples of the block that are given up, and why.
         check_claim : callable
             Raises when this run no longer owns the span.
+
+        Returns
+        -------
+        set
+            The samples whose bits were set.
         """
         with self._commit_lock:
             digests = writer.seal()
             check_claim()
             writer.publish()
             self._write_completion(writer.block.span, digests, failed)
+        return set(digests)
 
     def reset_failed(self, samples: npt.NDArray[np.int64]) -> None:
         """Make failed samples pending again."""
@@ -244,16 +264,35 @@ class Store:
 
     # --- runs ---------------------------------------------------------------------------------
 
-    def record_run(self, record: RunRecord) -> None:
-        """Write, or write anew, the group of a run."""
+    def record_run(self, record: RunRecord, golden: npt.NDArray[Any] | None = None) -> None:
+        """Write, or write anew, the group of a run.
+
+        Parameters
+        ----------
+        golden : uint16 or uint32 (rows, slots, hidden), optional
+            Raw bits of the run's own golden states; given once.
+        """
         path = f"runs/{record.run}"
-        attributes = {"hsstore_run": record.model_dump(mode="json")}
-        self._arrays.put_group(path, attributes)
+        self._arrays.put_group(path, {"hsstore_run": record.model_dump(mode="json")})
+        if golden is not None:
+            dtype = self.spec.model.dtype
+            name = f"{path}/golden"
+            self._arrays.add_states(name, len(golden), self.spec.geometry, dtype, sharded=False)
+            self._arrays.write(name, slice(None), golden.view(native_dtype(dtype)))
 
     def runs(self) -> list[RunRecord]:
-        """Return the records of all runs, oldest first."""
-        found = self._arrays.group_attributes("runs").values()
-        records = [RunRecord.model_validate(attributes["hsstore_run"]) for attributes in found]
+        """Return the records of all runs, oldest first.
+
+        Raises
+        ------
+        CorruptStoreError
+        """
+        records = []
+        for run, attributes in self._arrays.group_attributes("runs").items():
+            try:
+                records.append(RunRecord.model_validate(attributes.get("hsstore_run")))
+            except ValidationError as error:
+                raise CorruptStoreError(f"the record of run {run} is damaged: {error}") from None
         return sorted(records, key=lambda record: record.started)
 
 

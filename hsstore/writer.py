@@ -64,7 +64,8 @@ class BlockWriter:
         self._encoders = encoders
         self._shards: dict[int, ShardWriter] = {}
         self._pending: deque[tuple[ChunkPlace, Future[bytes]]] = deque()
-        self._digests: dict[int, Future[int]] = {}
+        self._hashing: dict[int, Future[int]] = {}
+        self._digests: dict[int, int] = {}
 
     @property
     def bytes_written(self) -> int:
@@ -81,7 +82,7 @@ class BlockWriter:
         bits : uint16 or uint32 (length, slots, hidden)
             C-contiguous raw bits.
         """
-        self._digests[sample] = self._encoders.submit(payload_digest, bits)
+        self._hashing[sample] = self._encoders.submit(payload_digest, bits)
         for place in self._layout.chunks_of(sample, len(bits)):
             part = bits[place.rows, place.slots]
             self._pending.append((place, self._encoders.submit(self._encode, part)))
@@ -90,6 +91,7 @@ class BlockWriter:
 
     def copy(self, samples: Iterable[int], reader: PayloadReader, length: Iterable[int]) -> None:
         """Take samples that an earlier commit of this block holds, as they are encoded there."""
+        self.flush()  # or their chunks would be written between those of another sample
         for sample, tokens in zip(samples, length, strict=True):
             for place in self._layout.chunks_of(sample, tokens):
                 self._shard(place.shard).append(place.chunk, reader.read_encoded(sample, place))
@@ -98,6 +100,9 @@ class BlockWriter:
         """Wait until everything that was taken is written; the samples' buffers are free then."""
         while self._pending:
             self._write_next()
+        while self._hashing:
+            sample, digest = self._hashing.popitem()
+            self._digests[sample] = digest.result()
 
     def seal(self) -> dict[int, int]:
         """Finish the files and make them durable, still without a name.
@@ -110,7 +115,7 @@ class BlockWriter:
         self.flush()
         for shard in self._shards.values():
             shard.seal()
-        return {sample: future.result() for sample, future in self._digests.items()}
+        return self._digests
 
     def publish(self) -> None:
         """Give the sealed files their names."""
@@ -119,9 +124,12 @@ class BlockWriter:
 
     def discard(self) -> None:
         """Give up the block: everything taken is dropped, its partial files are removed."""
-        for _, future in self._pending:
-            future.cancel()
+        for _, encoding in self._pending:
+            encoding.cancel()
+        for hashing in self._hashing.values():
+            hashing.cancel()
         self._pending.clear()
+        self._hashing.clear()
         for shard in self._shards.values():
             shard.discard()
 

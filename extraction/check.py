@@ -1,0 +1,82 @@
+"""Is a dump what was asked for? Every dump passes here before it may be committed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hsstore.dtype import nonfinite_mask, nonzero_mask
+from hsstore.spec import FailureReason
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from hsstore.spec import Model
+
+ROWS_AT_ONCE = 256
+"""Rows checked in one numpy pass: bounds the temporary memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong with a dump. Returned, not raised: a traceback would keep its pages mapped."""
+
+    reason: FailureReason
+    """What to record if the sample is given up."""
+    message: str
+
+
+def find_token_fault(found: npt.NDArray[np.int32], expected: npt.NDArray[np.int32]) -> Fault | None:
+    """Compare the tokens that the server saw with the plan's, both of shape (T,)."""
+    if found.shape != expected.shape:
+        return Fault(FailureReason.BAD_DATA, f"{found.size} tokens, the plan has {expected.size}")
+    wrong = np.flatnonzero(found != expected)
+    if not wrong.size:
+        return None
+    at = int(wrong[0])
+    message = f"token {at} is {found[at]}, the plan has {expected[at]} ({wrong.size} differ)"
+    return Fault(FailureReason.BAD_DATA, message)
+
+
+def find_state_fault(bits: npt.NDArray[Any], rows: int, model: Model) -> Fault | None:
+    """Check the shape and the plausibility of states.
+
+    No infinity or NaN, no row of zeros, no two slots that are equal throughout.
+
+    Parameters
+    ----------
+    bits : uint16 or uint32 (T, slots, hidden)
+        Raw bit patterns.
+    rows : int
+        T of the plan.
+    """
+    expected = (rows, model.slots, model.hidden)
+    if bits.shape != expected:
+        message = f"states have shape {bits.shape}, the plan has {expected}"
+        return Fault(FailureReason.BAD_DATA, message)
+    equal_slots = [(a, b) for a in range(model.slots) for b in range(a + 1, model.slots)]
+    for start in range(0, rows, ROWS_AT_ONCE):
+        part = bits[start : start + ROWS_AT_ONCE]
+        fault = _find_value_fault(part, start, model)
+        if fault is not None:
+            return fault
+        equal_slots = [(a, b) for a, b in equal_slots if np.array_equal(part[:, a], part[:, b])]
+    if equal_slots:
+        a, b = equal_slots[0]
+        return Fault(FailureReason.BAD_DATA, f"slots {a} and {b} are equal in every row")
+    return None
+
+
+def _find_value_fault(part: npt.NDArray[Any], start: int, model: Model) -> Fault | None:
+    bad = np.argwhere(nonfinite_mask(part, model.dtype).any(axis=2))
+    if bad.size:
+        row, slot = bad[0].tolist()
+        message = f"row {start + row}, slot {slot} holds an infinity or a NaN"
+        return Fault(FailureReason.NOT_FINITE, message)
+    zero = np.argwhere(~nonzero_mask(part, model.dtype).any(axis=2))
+    if zero.size:
+        row, slot = zero[0].tolist()
+        return Fault(FailureReason.BAD_DATA, f"row {start + row}, slot {slot} is all zeros")
+    return None

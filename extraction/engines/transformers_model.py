@@ -1,0 +1,195 @@
+"""A causal language model of the transformers library on the CPU; the one file here with torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import numpy as np
+import torch
+import transformers
+
+from extraction.engines.capture_hash import capture_hash
+from extraction.engines.engine import EngineDescription, States, resolve_layers
+from extraction.spool import DTYPES, Norm
+from hsstore.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+FINAL: Final = "post-norm"
+"""What lm_head sees."""
+
+
+class TransformersEngine:
+    """Captures outputs of decoder layers, and the final state after the norm, by forward hooks."""
+
+    def __init__(
+        self,
+        model_dir: Path,
+        *,
+        layers: Sequence[int] | None = None,
+        dtype: str | None = None,
+        compute_dtype: str | None = None,
+        threads: int | None = None,
+    ) -> None:
+        """Load a checkpoint from a directory.
+
+        Parameters
+        ----------
+        model_dir
+            Hugging Face checkpoint.
+        layers
+            0-based decoder layers; EAGLE-3's three by default.
+        dtype
+            Of the captured states, a key of `extraction.spool.DTYPES`; the checkpoint's own by
+            default.
+        compute_dtype
+            What the model computes in, the same as `dtype` by default. A processor without
+            bfloat16 arithmetic is several times faster in float32; states are then rounded.
+        threads
+            Threads of torch; torch's choice by default.
+
+        Raises
+        ------
+        InputError
+            No checkpoint there, layers it does not have, or a dtype that a dump cannot hold.
+        """
+        if not (model_dir / "config.json").is_file():
+            raise InputError(f"{model_dir} is not a checkpoint: it has no config.json")
+        if threads is not None:
+            torch.set_num_threads(threads)
+        config = transformers.AutoConfig.from_pretrained(model_dir, local_files_only=True)
+        self._dtype = _torch_dtype(dtype or config.get_text_config().dtype)
+        self._model = _load(model_dir, _torch_dtype(compute_dtype or self._dtype))
+        self._decoder = _find_decoder(self._model)
+        self._layers = resolve_layers(layers, len(self._decoder.layers))
+        self._description = self._describe(model_dir)
+
+    @property
+    def description(self) -> EngineDescription:
+        """What is loaded and captured."""
+        return self._description
+
+    def capture(
+        self,
+        input_ids: npt.NDArray[np.int32],
+        *,
+        predict: bool,
+        progress: Callable[[], None],
+    ) -> States:
+        """Run one sequence; see `Engine.capture`.
+
+        No logits are computed but the last row's, and those only for `predict`.
+        """
+        ids = torch.from_numpy(input_ids.astype(np.int64))[None]
+        shape = (len(input_ids), len(self._layers) + 1, self._description.hidden)
+        states = torch.empty(shape, dtype=self._dtype)
+        hooks = self._add_hooks(states, progress)
+        try:
+            with torch.inference_mode():
+                final = self._decoder(input_ids=ids, use_cache=False).last_hidden_state
+                states[:, -1] = final[0]
+                next_token = self._predict(final) if predict else None
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return States(_to_numpy(states), next_token)
+
+    def _add_hooks(self, states: torch.Tensor, progress: Callable[[], None]) -> list[Any]:
+        slots = {layer: slot for slot, layer in enumerate(self._layers)}
+
+        def hook_for(layer: int) -> Callable[..., None]:
+            def hook(_module: torch.nn.Module, _inputs: object, output: Any) -> None:  # noqa: ANN401
+                if layer in slots:
+                    states[:, slots[layer]] = (output[0] if isinstance(output, tuple) else output)[
+                        0
+                    ]
+                progress()
+
+            return hook
+
+        layers = enumerate(self._decoder.layers)
+        return [module.register_forward_hook(hook_for(layer)) for layer, module in layers]
+
+    def _predict(self, final: torch.Tensor) -> int:
+        return int(self._model.get_output_embeddings()(final[0, -1]).argmax())
+
+    def _describe(self, model_dir: Path) -> EngineDescription:
+        config = self._model.config.get_text_config()
+        return EngineDescription(
+            name="embedded",
+            version=f"transformers {transformers.__version__}, torch {torch.__version__}",
+            model=str(model_dir),
+            num_layers=len(self._decoder.layers),
+            hidden=config.hidden_size,
+            layers=self._layers,
+            final=FINAL,
+            dtype=_name(self._dtype),
+            norm=_rms_norm(self._decoder.norm),
+            capture_hash=capture_hash(
+                model_dir,
+                layers=self._layers,
+                final=FINAL,
+                dtype=_name(self._dtype),
+                compute_dtype=_name(self._model.dtype),
+            ),
+            vocabulary=config.vocab_size,
+            max_tokens=config.max_position_embeddings,
+            flags={
+                "attention": config._attn_implementation,  # noqa: SLF001 - has no public name
+                "compute_dtype": _name(self._model.dtype),
+                "threads": torch.get_num_threads(),
+            },
+        )
+
+
+def _load(model_dir: Path, dtype: torch.dtype) -> Any:  # noqa: ANN401 - any model class
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        model_dir, dtype=dtype, local_files_only=True
+    )
+
+
+def _torch_dtype(dtype: str | torch.dtype | None) -> torch.dtype:
+    name = str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise InputError(f"dtype {name}: choose one of {', '.join(DTYPES)} with --dtype")
+    return cast("torch.dtype", getattr(torch, name))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _find_decoder(model: Any) -> Any:  # noqa: ANN401 - any model class of transformers
+    """Find the text decoder, also inside a multimodal model: the module with layers and norm."""
+    count = model.config.get_text_config().num_hidden_layers
+    for module in model.modules():
+        layers = getattr(module, "layers", None)
+        right = isinstance(layers, torch.nn.ModuleList) and len(layers) == count
+        if right and hasattr(module, "norm"):
+            return module
+    raise InputError(f"{type(model).__name__} has no decoder with `layers` and `norm`")
+
+
+@torch.inference_mode()
+def _rms_norm(module: torch.nn.Module) -> Norm | None:
+    """Describe the final norm, if it is `w * x / rms(x)`: proven by using it, not by its name."""
+    weight = getattr(module, "weight", None)
+    epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if weight is None or epsilon is None:
+        return None
+    x = torch.linspace(-3, 3, len(weight), dtype=weight.dtype)
+    exact = x.float()
+    expected = weight.float() * exact / (exact.square().mean() + epsilon).sqrt()
+    if not torch.allclose(module(x).float(), expected, rtol=0.02, atol=1e-4):
+        return None
+    return Norm("rmsnorm", float(epsilon), weight.float().numpy().astype("<f4").tobytes())
+
+
+def _to_numpy(states: torch.Tensor) -> npt.NDArray[Any]:
+    if states.dtype == torch.bfloat16:
+        return states.view(torch.int16).numpy().view(np.uint16)
+    return np.asarray(states.numpy())

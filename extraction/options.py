@@ -1,0 +1,55 @@
+"""What a user asked `hsstore extract` to do; handed to the worker as JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from hsstore.spec import Record
+
+
+class DataOptions(Record):
+    """Where samples come from, and which are taken."""
+
+    files: tuple[Path, ...] = ()
+    train_on: Literal["all", "last"] = "all"
+    max_tokens: int | None = None
+    too_long: Literal["truncate", "skip"] = "truncate"
+    min_loss_tokens: int = 1
+    limit: int | None = None
+    skip_bad: bool = False
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    trust_remote_code: bool = False
+
+
+class ExtractOptions(Record):
+    """One extraction run."""
+
+    store: Path
+    server: str
+    """Base URL, such as http://127.0.0.1:30000."""
+    spool: Path
+    model: Path | None = None
+    """The model's directory, for its tokenizer."""
+    data: DataOptions = DataOptions()
+    chunk_rows: int | None = None
+    shard_rows: int | None = None
+    span_samples: int | None = None
+    spool_budget_bytes: int | None = None
+    """None: half of what the spool's file system can give when the run starts."""
+    memory_bytes: int = 2 << 30
+    max_in_flight: int = 32
+    max_attempts: int = 3
+    max_failures: float = 0.01
+    """Share of the samples that may fail before the run stops."""
+    max_failures_in_row: int = 32
+    request_timeout_seconds: float = 120.0
+    """A request expires when its server's heartbeat stood still for so long."""
+    server_wait_seconds: float = 600.0
+    """How long to wait for a server that is starting, or that went away."""
+    retry_failed: bool = False
+    skip_too_large: bool = False
+    dry_run: bool = False
+    grace_seconds: float = 20.0

@@ -1,0 +1,371 @@
+"""The extraction of all pending samples, from admission to commit.
+
+::
+
+    plan -> admission (bytes) -> request -> dump -> check -> append -> commit -> give back
+
+Blocks are opened in order, and requests go out block by block, so that blocks close. A sample's
+bytes are charged to the spool budget before it is asked for, until its dump is given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from extraction.block_sink import OpenBlock, payload_bits
+from extraction.budget import ByteBudget
+from extraction.check import Fault, find_state_fault, find_token_fault
+from extraction.flight import FlightCap
+from extraction.requester import CaptureFailedError, DumpMissingError, ServerBusyError
+from extraction.server_link import RequestRefusedError, ServerAwayError
+from extraction.spool import DumpError, RequestId, dump_bytes
+from hsstore.errors import HsstoreError
+from hsstore.spec import FailureReason
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from extraction.block_sink import BlockSink
+    from extraction.options import ExtractOptions
+    from extraction.requester import Requester
+    from extraction.spool import Dump, ServerInfo, SpoolClient
+    from hsstore.store import Store
+
+log = logging.getLogger(__name__)
+
+MIN_OPEN_BLOCKS = 4
+MAX_OPEN_BLOCKS = 64
+STRAGGLER_SECONDS = 30.0
+"""When no new block may be opened and the oldest got nothing for so long, it is committed in
+part; what comes later reopens it."""
+FIRST_PAUSE_SECONDS = 0.25
+MAX_PAUSE_SECONDS = 10.0
+AWAY_COSTS_AN_ATTEMPT = 8
+"""A sample whose request alone breaks so often in a row, while the server is healthy, is bad."""
+
+
+class TooManyFailuresError(HsstoreError):
+    """More samples failed than the user allows; the cause is the last reason."""
+
+
+class Pipeline:
+    """One run over one store and one server."""
+
+    def __init__(
+        self,
+        store: Store,
+        options: ExtractOptions,
+        run: str,
+        info: ServerInfo,
+        spool: SpoolClient,
+        requester: Requester,
+        sink: BlockSink,
+        spool_budget_bytes: int,
+    ) -> None:
+        self._store = store
+        self._options = options
+        self._run = run
+        self._info = info
+        self._spool = spool
+        self._requester = requester
+        self._sink = sink
+        self.flight = FlightCap(options.max_in_flight)
+        self.spool_budget = ByteBudget(spool_budget_bytes, self._relieve)
+        self._memory_budget = ByteBudget(options.memory_bytes)
+        self._charges: dict[int, int] = {}
+        self.open_blocks: dict[int, OpenBlock] = {}
+        self._salvage: dict[int, RequestId] = {}
+        self._sent = 0
+        self._closed = asyncio.Event()
+        self._failures = 0
+        self._failed_in_row = 0
+        self.retries = 0
+        self.failed_now = 0
+        self.tokens_appended = 0
+        self.bytes_appended = 0
+        self.message = ""
+
+    async def run(self) -> None:
+        """Extract every pending sample; on cancellation commit what has been appended.
+
+        Raises
+        ------
+        OutputError, RefusedError, InterruptedRunError, TooManyFailuresError
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                await self._dispatch(group)
+        except BaseExceptionGroup as errors:
+            await self._close(after_error=True)
+            raise _first(errors) from errors
+        except asyncio.CancelledError:
+            await self._close(after_error=False)
+            raise
+
+    def adopt(self, salvage: dict[int, RequestId]) -> None:
+        """Use dumps of a dead run, by sample, instead of asking for them again."""
+        for sample, rid in salvage.items():
+            self._salvage[sample] = rid
+            self._charge(sample)
+
+    # --- dispatch -----------------------------------------------------------------------------
+
+    async def _dispatch(self, group: asyncio.TaskGroup) -> None:
+        completion = await asyncio.to_thread(self._store.completion)
+        for block_index, samples in self._by_block(np.flatnonzero(completion.pending)):
+            await self._wait_for_room()
+            open_block = await asyncio.to_thread(self._open, block_index, samples)
+            self.open_blocks[block_index] = open_block
+            for sample in samples:
+                await self._admit(sample)
+                group.create_task(self._extract(open_block, sample))
+
+    def _by_block(self, pending: npt.NDArray[np.int64]) -> list[tuple[int, list[int]]]:
+        block_of = self._store.layout.block_sample.searchsorted(pending, side="right") - 1
+        blocks, first = np.unique(block_of, return_index=True)
+        groups = np.split(pending, first[1:])
+        return [(int(b), g.tolist()) for b, g in zip(blocks, groups, strict=True)]
+
+    def _open(self, block_index: int, samples: list[int]) -> OpenBlock:
+        tokens = {sample: self._store.input_ids(sample) for sample in samples}
+        return OpenBlock(self._store.layout.block(block_index), tokens, set(samples))
+
+    async def _wait_for_room(self) -> None:
+        while len(self.open_blocks) >= self._open_cap():
+            self._closed.clear()
+            try:
+                await asyncio.wait_for(self._closed.wait(), STRAGGLER_SECONDS)
+            except TimeoutError:
+                await self._commit_stragglers()
+
+    def _open_cap(self) -> int:
+        """Return how many blocks may be open: few, but enough to keep the server busy."""
+        waiting = sum(len(block.waiting) for block in self.open_blocks.values())
+        if waiting >= 2 * self._options.max_in_flight:
+            return MIN_OPEN_BLOCKS
+        return MAX_OPEN_BLOCKS
+
+    async def _commit_stragglers(self) -> None:
+        oldest = next(iter(self.open_blocks.values()))
+        still = asyncio.get_running_loop().time() - oldest.changed_at_seconds
+        if oldest.appended and still > STRAGGLER_SECONDS:
+            await self._commit(oldest)
+
+    async def _admit(self, sample: int) -> None:
+        if sample in self._charges or self._too_large(sample):  # salvaged, or never asked for
+            return
+        needed = self._dump_bytes(sample)
+        await self.spool_budget.acquire(needed)
+        self._charges[sample] = needed
+        self._spool.trim_free(max(0, self.spool_budget.limit_bytes - self.spool_budget.used_bytes))
+
+    def _charge(self, sample: int) -> None:
+        self._charges[sample] = self._dump_bytes(sample)
+        self.spool_budget.take(self._charges[sample])
+
+    def _discharge(self, sample: int) -> None:
+        self.spool_budget.release(self._charges.pop(sample, 0))
+
+    def _dump_bytes(self, sample: int) -> int:
+        return dump_bytes(int(self._store.length[sample]), self._info)
+
+    def _too_large(self, sample: int) -> Fault | None:
+        needed = self._dump_bytes(sample)
+        limit = min(self.spool_budget.limit_bytes, self._memory_budget.limit_bytes)
+        if needed <= limit:
+            return None
+        message = f"its dump takes {needed:,} bytes, the budgets allow {limit:,}"
+        return Fault(FailureReason.TOO_LARGE, message)
+
+    # --- one sample ---------------------------------------------------------------------------
+
+    async def _extract(self, open_block: OpenBlock, sample: int) -> None:
+        fault = self._too_large(sample) or await self._obtain(open_block, sample)
+        open_block.waiting.discard(sample)
+        if fault is not None:
+            self._discharge(sample)
+            self._give_up(open_block, sample, fault)
+        if not open_block.waiting:
+            await self._commit(open_block)
+            self.open_blocks.pop(open_block.block.index, None)
+            self._closed.set()
+
+    async def _obtain(self, open_block: OpenBlock, sample: int) -> Fault | None:
+        """Get one sample appended; return why not when its attempts are used up."""
+        attempts = away_in_row = 0
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                fault = await self._attempt(open_block, sample)
+                if fault is None:
+                    self._failed_in_row = 0
+                    return None
+                attempts += 1
+            except ServerBusyError as error:
+                self.flight.busy()
+                fault = Fault(FailureReason.REFUSED, str(error))
+            except ServerAwayError as error:
+                self._requester.park()
+                fault = Fault(FailureReason.REFUSED, str(error))
+                away_in_row += 1
+                attempts += away_in_row % AWAY_COSTS_AN_ATTEMPT == 0
+            if attempts >= self._options.max_attempts:
+                return fault
+            self._note_retry(sample, fault)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, MAX_PAUSE_SECONDS)
+
+    async def _attempt(self, open_block: OpenBlock, sample: int) -> Fault | None:
+        """Ask once, or take the salvaged dump; check, and append."""
+        salvaged = self._salvage.pop(sample, None)
+        rid = salvaged or self._new_rid(sample)
+        try:
+            dump = await self._fetch(rid, open_block.tokens[sample], salvaged=bool(salvaged))
+        except RequestRefusedError as error:
+            return Fault(FailureReason.REFUSED, str(error))
+        except (DumpMissingError, CaptureFailedError, DumpError) as error:
+            self._spool.discard(rid)
+            return Fault(FailureReason.BAD_DATA, str(error))
+        fault = await self._take(open_block, sample, rid, dump)
+        if fault is not None:
+            self._spool.discard(rid)
+        return fault
+
+    async def _fetch(
+        self, rid: RequestId, tokens: npt.NDArray[np.int32], *, salvaged: bool
+    ) -> Dump:
+        if salvaged:
+            return self._spool.open_dump(rid)
+        async with self.flight.seat():
+            await self._requester.wait_until_up()
+            dump = await self._requester.fetch(rid, tokens)
+        self.flight.good()
+        return dump
+
+    async def _take(
+        self, open_block: OpenBlock, sample: int, rid: RequestId, dump: Dump
+    ) -> Fault | None:
+        """Check a dump and append it, within the memory budget."""
+        size = dump.layout.size_bytes
+        await self._memory_budget.acquire(size)
+        try:
+            tokens = open_block.tokens[sample]
+            fault = await asyncio.to_thread(self._find_fault, rid, dump, tokens)
+            if fault is not None:
+                dump.close()
+                return fault
+            await self._sink.append(open_block, sample, dump)
+        finally:
+            self._memory_budget.release(size)
+        open_block.held[sample] = rid
+        self.tokens_appended += tokens.size
+        self.bytes_appended += tokens.size * self._store.spec.geometry.row_bytes
+        self.spool_budget.recheck()
+        return None
+
+    def _find_fault(
+        self, rid: RequestId, dump: Dump, tokens: npt.NDArray[np.int32]
+    ) -> Fault | None:
+        """Say what in a dump is not what the plan asks for."""
+        spec = self._store.spec
+        for field, found, expected in (
+            ("rid", dump.metadata.rid, str(rid)),
+            ("store", dump.metadata.store, spec.store),
+            ("capture hash", dump.metadata.capture_hash, spec.model.capture_hash),
+            ("dtype", dump.layout.dtype, spec.model.dtype),
+        ):
+            if found != expected:
+                message = f"{field} is {found!r}, expected {expected!r}"
+                return Fault(FailureReason.BAD_DATA, message)
+        bits = payload_bits(dump, self._store.bits)
+        return find_token_fault(dump.input_ids, tokens) or find_state_fault(
+            bits, tokens.size, spec.model
+        )
+
+    def _new_rid(self, sample: int) -> RequestId:
+        self._sent += 1  # never twice the same, also not after a server's restart
+        return RequestId(self._run, sample, self._sent, int(self._store.length[sample]))
+
+    # --- commit -------------------------------------------------------------------------------
+
+    async def _commit(self, open_block: OpenBlock) -> None:
+        """Commit what a block holds, and give those dumps back."""
+        await self._sink.commit(open_block)
+        for sample in [s for s in open_block.held if s not in open_block.appended]:
+            self._give_back(open_block, sample)
+
+    def _give_back(self, open_block: OpenBlock, sample: int) -> None:
+        self._spool.give_back(open_block.held.pop(sample))
+        self._discharge(sample)
+
+    def _relieve(self, missing_bytes: int) -> None:
+        """Free spool memory: else a block that is larger than the spool could never be filled.
+
+        Dumps of open blocks that are appended go first, oldest first: a SIGKILL now costs asking
+        again for these samples, never more. Salvaged dumps go when nothing else can.
+        """
+        for open_block in self.open_blocks.values():
+            for sample in list(open_block.held):
+                if missing_bytes <= 0:
+                    return
+                missing_bytes -= self._charges[sample]
+                self._give_back(open_block, sample)
+        while missing_bytes > 0 and self._salvage and not self.flight.in_flight:
+            sample, rid = self._salvage.popitem()
+            missing_bytes -= self._charges[sample]
+            self._spool.discard(rid)
+            self._discharge(sample)
+
+    async def _close(self, *, after_error: bool) -> None:
+        """Commit every open block as far as it is appended."""
+        await self._sink.settle()
+        for open_block in list(self.open_blocks.values()):
+            try:
+                await self._commit(open_block)
+            except HsstoreError as error:
+                if not after_error:
+                    raise
+                log.warning("block %d was not committed: %s", open_block.block.index, error)
+
+    # --- failures -----------------------------------------------------------------------------
+
+    def _give_up(self, open_block: OpenBlock, sample: int, fault: Fault) -> None:
+        open_block.failed[sample] = fault.reason
+        self.failed_now += 1
+        log.warning("sample %d failed (%s): %s", sample, fault.reason.label, fault.message)
+        if fault.reason is FailureReason.TOO_LARGE:  # known before the start, and asked for
+            return
+        self._failures += 1
+        self._failed_in_row += 1
+        allowed = math.ceil(self._options.max_failures * len(self._store))
+        in_row = self._options.max_failures_in_row
+        if self._failures > allowed or self._failed_in_row >= in_row:
+            raise TooManyFailuresError(
+                f"{self._failures} samples failed, {self._failed_in_row} in a row (allowed are "
+                f"{allowed} in all, {in_row - 1} in a row); the last one, sample {sample}: "
+                f"{fault.message}. Mend the cause and run again with --retry-failed"
+            )
+
+    def _note_retry(self, sample: int, fault: Fault) -> None:
+        self.retries += 1
+        self.message = f"sample {sample} is asked for again: {fault.message}"
+        log.info(self.message)
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the error that ended the run: an expected one before a bug, the first of its kind."""
+    flat = [e for e in _flatten(errors) if not isinstance(e, asyncio.CancelledError)]
+    bugs = [error for error in flat if not isinstance(error, HsstoreError)]
+    return [*bugs, *flat][0]
+
+
+def _flatten(errors: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    flat: list[BaseException] = []
+    for error in errors.exceptions:
+        flat += _flatten(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return flat

@@ -1,0 +1,197 @@
+"""Ask one server for one sample's states: the request, its dump, and what can go wrong.
+
+The answer over HTTP and the dump in the spool come in any order. Errors say what they mean for
+the sample: only some of them cost it an attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from extraction.server_link import ServerAwayError
+from extraction.spool import ErrorReason, NoServerError
+from hsstore.errors import InterruptedRunError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from extraction.server_link import ServerLink
+    from extraction.spool import CaptureFailure, Dump, RequestId, ServerInfo, SpoolClient
+    from extraction.spool_watch import SpoolWatch
+
+POLL_SECONDS = 1.0
+ANSWER_SECONDS = 5.0
+"""How long an answer may lag behind its dump before its connection is dropped."""
+
+NO_FAULT = {ErrorReason.FULL, ErrorReason.OVERRUN}
+"""Reasons that lie with the server's load, not with the sample."""
+
+
+class ServerBusyError(Exception):
+    """The server had no room for the capture: ask later, with fewer requests in flight."""
+
+
+class DumpMissingError(Exception):
+    """The server answered, or stands still, and no dump came."""
+
+
+class CaptureFailedError(Exception):
+    """The server gave the capture up for a reason that lies with this request."""
+
+
+class Requester:
+    """Requests to one server and their dumps.
+
+    Parameters
+    ----------
+    check_server : callable
+        Called with the server's description whenever it is back; raises `RefusedError` when it
+        is not the server that this store belongs to.
+    """
+
+    def __init__(
+        self,
+        link: ServerLink,
+        spool: SpoolClient,
+        watch: SpoolWatch,
+        *,
+        timeout_seconds: float,
+        server_wait_seconds: float,
+        check_server: Callable[[ServerInfo], None],
+    ) -> None:
+        self._link = link
+        self._spool = spool
+        self._watch = watch
+        self._timeout_seconds = timeout_seconds
+        self._server_wait_seconds = server_wait_seconds
+        self._check_server = check_server
+        self._revival: asyncio.Task[None] | None = None
+        self._answers: set[asyncio.Task[None]] = set()
+        self._in_flight: set[RequestId] = set()
+
+    async def fetch(self, rid: RequestId, input_ids: npt.NDArray[np.int32]) -> Dump:
+        """Send one request and open its dump; nothing is left in the spool after an error.
+
+        Raises
+        ------
+        ServerAwayError, ServerBusyError
+            Not the sample's fault.
+        RequestRefusedError, DumpMissingError, CaptureFailedError, DumpError
+            An attempt failed.
+        """
+        self._in_flight.add(rid)
+        arrival = self._watch.expect(rid)
+        answer = asyncio.create_task(self._link.generate(str(rid), input_ids.tolist()))
+        try:
+            await self._wait(arrival, answer)
+            dump = self._spool.open_dump(rid)
+        except asyncio.CancelledError:  # `abort_all` tells the server
+            self._watch.forget(rid)
+            raise
+        except Exception:
+            self._watch.forget(rid)
+            self._in_flight.discard(rid)
+            raise
+        finally:
+            self._let_answer_finish(answer)
+        self._in_flight.discard(rid)
+        return dump
+
+    async def wait_until_up(self) -> None:
+        """Wait until the server is there, and is the right one.
+
+        Raises
+        ------
+        InterruptedRunError
+            It did not come within `server_wait_seconds`.
+        RefusedError
+            It is another one now.
+        """
+        if self._link.up.is_set():
+            return
+        if self._revival is None or self._revival.done():
+            self._revival = asyncio.create_task(self._revive())
+        await asyncio.shield(self._revival)
+
+    def park(self) -> None:
+        """Send nothing more until the server answers again."""
+        self._link.up.clear()
+
+    async def abort_all(self, timeout_seconds: float) -> None:
+        """Tell the server that the requests of cancelled `fetch` calls are not wanted any more."""
+        aborts = [self._link.abort(str(rid), timeout_seconds) for rid in self._in_flight]
+        await asyncio.gather(*aborts)
+        for rid in self._in_flight:
+            self._spool.discard(rid)
+        self._in_flight.clear()
+
+    async def close(self) -> None:
+        """Cancel what still runs."""
+        tasks = [*self._answers, *([self._revival] if self._revival else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _wait(
+        self, arrival: asyncio.Future[CaptureFailure | None], answer: asyncio.Task[None]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        sent = answered = loop.time()
+        waiting: set[asyncio.Future[CaptureFailure | None] | asyncio.Task[None]] = {arrival, answer}
+        while not arrival.done():
+            await asyncio.wait(waiting, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if answer in waiting and answer.done():
+                if not arrival.done():
+                    answer.result()  # raises what the server said
+                answered = loop.time()
+                waiting.discard(answer)
+            since = answered if answer.done() else sent
+            self._expire(loop.time() - since, has_answer=answer.done())
+        failure = arrival.result()
+        if failure is not None:
+            _raise_for(failure)
+
+    def _expire(self, waited_seconds: float, *, has_answer: bool) -> None:
+        if waited_seconds < self._timeout_seconds:
+            return
+        if has_answer:
+            raise DumpMissingError(f"the server answered {waited_seconds:.0f} s ago, no dump came")
+        if self._watch.still_seconds() > self._timeout_seconds:
+            raise ServerAwayError(f"no answer and no heartbeat for {waited_seconds:.0f} s")
+
+    def _let_answer_finish(self, answer: asyncio.Task[None]) -> None:
+        async def finish() -> None:
+            await asyncio.wait({answer}, timeout=ANSWER_SECONDS)
+            answer.cancel()
+            # The dump is here, or nobody wants it: what the server says now changes nothing.
+            await asyncio.gather(answer, return_exceptions=True)
+
+        task = asyncio.create_task(finish())
+        self._answers.add(task)
+        task.add_done_callback(self._answers.discard)
+
+    async def _revive(self) -> None:
+        try:
+            async with asyncio.timeout(self._server_wait_seconds):
+                await self._link.wait_until_healthy()
+                info = await asyncio.to_thread(
+                    self._spool.wait_for_server, self._server_wait_seconds
+                )
+        except (TimeoutError, NoServerError) as error:
+            raise InterruptedRunError(
+                f"server {self._link.url} did not answer for {self._server_wait_seconds:.0f} s "
+                f"({str(error) or 'no health'}); start it, then run the same command again"
+            ) from error
+        self._check_server(info)
+        self._link.up.set()
+
+
+def _raise_for(failure: CaptureFailure) -> None:
+    message = f"{failure.reason}: {failure.detail}"
+    if failure.reason in NO_FAULT:
+        raise ServerBusyError(message)
+    raise CaptureFailedError(message)

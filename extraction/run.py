@@ -1,0 +1,320 @@
+"""The steps of one extraction run, from options to result.
+
+::
+
+    read data -> wait for the server -> preflight -> handshake -> create the store
+              -> claim its spans -> salvage -> handshake -> extract -> give the claims back
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import uuid
+from contextlib import AbstractAsyncContextManager, suppress
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from extraction.block_sink import BlockSink
+from extraction.dataset import DatasetOptions, load_dataset, tokenizer_hash
+from extraction.handshake import (
+    GOLDEN_ROWS,
+    model_of,
+    norm_weight_of,
+    refuse_other_golden,
+    shake_hands,
+)
+from extraction.pipeline import Pipeline
+from extraction.preflight import free_space, preflight
+from extraction.salvage import salvage
+from extraction.server_link import ServerLink
+from extraction.session import Session, open_session, wait_for_server
+from extraction.spool import RequestId, SpoolView
+from hsstore.claims import Claims
+from hsstore.create import LayoutOptions, create_store, layout_for
+from hsstore.errors import HsstoreError, InputError, OutputError, RefusedError
+from hsstore.spec import FailureReason, RunRecord
+from hsstore.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+
+    from extraction.options import ExtractOptions
+    from extraction.spool import ServerInfo
+    from hsstore.create import Golden
+    from hsstore.dataset import TokenizedDataset
+    from hsstore.layout import Layout
+
+log = logging.getLogger(__name__)
+
+HANDSHAKE_STORE = "new"
+"""Stands for the store's uuid in the dump that comes before the store."""
+
+
+class Run:
+    """One run over one store.
+
+    Parameters
+    ----------
+    report : callable
+        Takes fields of `RunStatus` that changed.
+    """
+
+    def __init__(self, options: ExtractOptions, report: Callable[..., None]) -> None:
+        self.id = uuid.uuid4().hex[:12]
+        self.pipeline: Pipeline | None = None
+        self.sink: BlockSink | None = None
+        self._options = options
+        self._report = report
+
+    async def execute(self) -> tuple[str, int]:
+        """Do everything that is to do; return what to tell, and the exit code.
+
+        Raises
+        ------
+        HsstoreError
+        """
+        store, dataset = await asyncio.to_thread(self._prepare)
+        if store is not None and self._is_filled(store):
+            return self._result(store)
+        self._report(phase="waiting for server")
+        info = await asyncio.to_thread(
+            wait_for_server, self._options.spool, self._options.server_wait_seconds
+        )
+        await asyncio.to_thread(self._preflight, store, dataset, info)
+        if self._options.dry_run:
+            return "dry run: this can work; nothing was written", 0
+        async with ServerLink(self._options.server, self._options.max_in_flight) as link:
+            if store is None:
+                store = await self._create(link, dataset, info)
+            with Claims(store, self.id) as claims:
+                await self._extract(store, claims, link, info)
+        return await asyncio.to_thread(self._result, store)
+
+    # --- before the first request -------------------------------------------------------------
+
+    def _prepare(self) -> tuple[Store | None, TokenizedDataset | None]:
+        """Open the store if it is there, and read the data if it is given."""
+        options = self._options
+        store = Store.open(options.store) if options.store.exists() else None
+        if store is None and not options.data.files:
+            raise InputError(
+                f"{options.store} does not exist: give --data and --model to create it"
+            )
+        dataset = self._load_dataset() if options.data.files else None
+        if store is not None and dataset is not None:
+            store.spec.refuse_other_dataset(dataset.fingerprint())
+        return store, dataset
+
+    def _load_dataset(self) -> TokenizedDataset:
+        self._report(phase="reading data")
+        data = self._options.data
+        options = DatasetOptions(**data.model_dump(exclude={"files"}))
+        dataset, report = load_dataset(data.files, self._options.model, options)
+        log.info("data: %s", report.summary())
+        return dataset
+
+    def _is_filled(self, store: Store) -> bool:
+        completion = store.completion()
+        retry = self._options.retry_failed and bool(completion.failed.any())
+        return not retry and not completion.pending.any()
+
+    def _preflight(
+        self, store: Store | None, dataset: TokenizedDataset | None, info: ServerInfo
+    ) -> None:
+        """Refuse a run that cannot work, with numbers; say what it needs."""
+        if store is not None:
+            store.spec.refuse_other_model(model_of(info))
+        layout, length, pending = self._plan(store, dataset, info)
+        report = preflight(
+            layout,
+            length,
+            pending,
+            space=free_space(self._options.store),
+            spool_budget_bytes=self._spool_budget(SpoolView(self._options.spool)),
+            memory_bytes=self._options.memory_bytes,
+            skip_too_large=self._options.skip_too_large,
+        )
+        for line in report.lines():
+            log.info(line)
+        report.refuse_problems()
+
+    def _plan(
+        self, store: Store | None, dataset: TokenizedDataset | None, info: ServerInfo
+    ) -> tuple[Layout, npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
+        if store is not None:
+            completion = store.completion()
+            pending = ~completion.complete if self._options.retry_failed else completion.pending
+            return store.layout, store.length, pending
+        if dataset is None:
+            raise InputError("a new store needs data")
+        layout = layout_for(dataset.length, model_of(info), self._layout_options())
+        return layout, dataset.length.astype(np.int32), np.ones(len(dataset), dtype=np.bool_)
+
+    def _spool_budget(self, spool: SpoolView) -> int:
+        return self._options.spool_budget_bytes or spool.headroom_bytes() // 2
+
+    def _layout_options(self) -> LayoutOptions:
+        options = self._options
+        return LayoutOptions(options.chunk_rows, options.shard_rows, options.span_samples)
+
+    # --- creation -----------------------------------------------------------------------------
+
+    async def _create(
+        self, link: ServerLink, dataset: TokenizedDataset | None, info: ServerInfo
+    ) -> Store:
+        if dataset is None:
+            raise InputError("a new store needs data")
+        model = model_of(info)
+        tokens = dataset.input_ids[: min(GOLDEN_ROWS, int(dataset.length[0]))]
+        async with self._session(link, HANDSHAKE_STORE, info) as session:
+            rid = RequestId(self.id, len(dataset), 0, len(tokens))
+            golden = await shake_hands(session.requester, session.spool, rid, tokens, model)
+        return await asyncio.to_thread(self._create_in_thread, dataset, info, golden)
+
+    def _create_in_thread(
+        self, dataset: TokenizedDataset, info: ServerInfo, golden: Golden
+    ) -> Store:
+        model_dir = self._options.model
+        return create_store(
+            self._options.store,
+            dataset,
+            model_of(info),
+            norm_weight=norm_weight_of(info),
+            tokenizer_hash=tokenizer_hash(model_dir) if model_dir else None,
+            options=self._layout_options(),
+            golden=golden,
+        )
+
+    # --- extraction ---------------------------------------------------------------------------
+
+    async def _extract(
+        self, store: Store, claims: Claims, link: ServerLink, info: ServerInfo
+    ) -> None:
+        await asyncio.to_thread(self._own, store, claims)
+        sink = self.sink = BlockSink(store, claims, self.id, os.cpu_count() or 1)
+        try:
+            async with self._session(link, store.spec.store, info) as session:
+                pending = (await asyncio.to_thread(store.completion)).pending
+                found = salvage(session.spool, self.id, store.spec, pending)
+                golden = await self._golden(session, store, info)
+                record = self._record(info)
+                await asyncio.to_thread(store.record_run, record, golden.bits)
+                self.pipeline = self._pipeline(store, session, sink, info)
+                self.pipeline.adopt(found)
+                await asyncio.to_thread(self._report_start, store)
+                await self._run_pipeline(store, self.pipeline, record)
+        finally:
+            sink.close()
+
+    def _own(self, store: Store, claims: Claims) -> None:
+        """Claim every span that has something to do, and make failed samples pending if asked."""
+        completion = store.completion()
+        todo = ~completion.complete if self._options.retry_failed else completion.pending
+        claims.take(np.unique(np.flatnonzero(todo) // store.spec.layout.span_samples).tolist())
+        if self._options.retry_failed:
+            store.reset_failed(np.flatnonzero(completion.failed))
+
+    async def _golden(self, session: Session, store: Store, info: ServerInfo) -> Golden:
+        """Shake hands, and compare the golden states with the store's."""
+        prefix = store.spec.golden_input_ids
+        if not prefix:
+            tokens = (await asyncio.to_thread(store.input_ids, 0))[:GOLDEN_ROWS]
+        else:
+            tokens = np.array(prefix, dtype=np.int32)
+        rid = RequestId(self.id, len(store), 1, len(tokens))
+        golden = await shake_hands(session.requester, session.spool, rid, tokens, model_of(info))
+        if prefix:
+            expected = await asyncio.to_thread(store.plan_array, "golden")
+            refuse_other_golden(expected, golden.bits.view(expected.dtype))
+        return golden
+
+    def _pipeline(
+        self, store: Store, session: Session, sink: BlockSink, info: ServerInfo
+    ) -> Pipeline:
+        budget = self._spool_budget(session.spool)
+        return Pipeline(
+            store, self._options, self.id, info, session.spool, session.requester, sink, budget
+        )
+
+    async def _run_pipeline(self, store: Store, pipeline: Pipeline, record: RunRecord) -> None:
+        result = "finished"
+        try:
+            await pipeline.run()
+        except asyncio.CancelledError:
+            result = "interrupted"
+            raise
+        except HsstoreError as error:
+            result = str(error)
+            raise
+        finally:
+            ended = record.model_copy(update={"ended": _now(), "result": result})
+            with suppress(OutputError):  # the disk has said so already
+                await asyncio.to_thread(store.record_run, ended)
+
+    @staticmethod
+    def _same_server(before: ServerInfo, now: ServerInfo) -> None:
+        if model_of(now) != model_of(before):
+            raise RefusedError("the server came back with another model; nothing of it was used")
+
+    def _session(
+        self, link: ServerLink, store_uuid: str, info: ServerInfo
+    ) -> AbstractAsyncContextManager[Session]:
+        return open_session(
+            self._options, link, self.id, store_uuid, lambda now: self._same_server(info, now)
+        )
+
+    # --- reports ------------------------------------------------------------------------------
+
+    def _report_start(self, store: Store) -> None:
+        completion = store.completion()
+        self._report(
+            phase="extracting",
+            samples=len(store),
+            complete=int(completion.complete.sum()),
+            failed=int((completion.failed > 0).sum()),
+            tokens_pending=int(store.length[completion.pending].sum(dtype=np.int64)),
+        )
+
+    def _result(self, store: Store) -> tuple[str, int]:
+        completion = store.completion()
+        failed = completion.failed[completion.failed > 0]
+        complete = int(completion.complete.sum())
+        self._report(samples=len(store), complete=complete, failed=len(failed))
+        if not failed.size:
+            return f"complete: all {complete} samples are in {store.path}", 0
+        reasons = [
+            f"{count} {FailureReason(int(reason)).label}"
+            for reason, count in zip(*np.unique(failed, return_counts=True), strict=True)
+        ]
+        message = (
+            f"finished: {complete} samples are in {store.path}, {len(failed)} failed "
+            f"({', '.join(reasons)}); --retry-failed asks for them again"
+        )
+        return message, 1
+
+    def _record(self, info: ServerInfo) -> RunRecord:
+        return RunRecord(
+            run=self.id,
+            started=_now(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            hsstore_version=version("hsstore"),
+            capture_hash=info.capture_hash,
+            engine=info.engine,
+            engine_version=info.engine_version,
+            server_instance=info.instance,
+            server_flags=info.flags,
+            options=self._options.model_dump(mode="json"),
+        )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,160 @@
+"""One dump while it is being written: its file, its mapping, and which rows have arrived."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from extraction.spool.directory import FREE
+from extraction.spool.errors import CaptureError, ErrorReason
+from extraction.spool.free import FreeFiles
+from extraction.spool.memory import headroom_bytes
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from extraction.spool.directory import SpoolDirectory
+    from extraction.spool.dump import DumpLayout, DumpMetadata
+    from extraction.spool.names import RequestId
+
+
+class Coverage:
+    """Which of the rows [0, total) have been seen, as disjoint intervals.
+
+    >>> seen = Coverage(10)
+    >>> seen.add(4, 10)
+    >>> seen.add(0, 5)
+    >>> seen.complete
+    True
+    """
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._intervals: list[tuple[int, int]] = []
+
+    def add(self, start: int, stop: int) -> None:
+        """Mark the rows [start, stop)."""
+        if start == stop:
+            return
+        apart = [(low, high) for low, high in self._intervals if high < start or stop < low]
+        touching = [one for one in self._intervals if one not in apart]
+        merged = (
+            min([start, *(low for low, _ in touching)]),
+            max([stop, *(high for _, high in touching)]),
+        )
+        self._intervals = sorted([*apart, merged])
+
+    @property
+    def complete(self) -> bool:
+        """Whether every row has been seen."""
+        return self._intervals == [(0, self._total)]
+
+    def describe(self) -> str:
+        """Say which rows there are, for people."""
+        have = ", ".join(f"[{low}, {high})" for low, high in self._intervals)
+        return f"have {have or 'none'} of [0, {self._total})"
+
+
+class Capture:
+    """The file `<rid>.part`, reserved in full before the first byte is touched."""
+
+    def __init__(
+        self,
+        rid: RequestId,
+        directory: SpoolDirectory,
+        layout: DumpLayout,
+        metadata: DumpMetadata,
+    ) -> None:
+        """Reserve the file, in place of a free one where there is one.
+
+        Raises
+        ------
+        CaptureError
+            FULL: no room for it.
+        """
+        self.coverage = Coverage(layout.rows)
+        self._path = directory.part(rid)
+        self._finished = directory.finished(rid)
+        self._layout = layout
+        free = FreeFiles(directory.path / FREE)
+        free.take(layout.size_bytes, self._path)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        try:
+            os.fchmod(descriptor, directory.file_mode)
+            _reserve(descriptor, free, layout.size_bytes)
+            self._map = mmap.mmap(descriptor, layout.size_bytes)
+        except (CaptureError, OSError):
+            self._path.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(descriptor)
+        header = layout.header(metadata)
+        self._map[: len(header)] = header
+
+    def write(self, start: int, hidden: npt.NDArray[Any], input_ids: npt.NDArray[Any]) -> None:
+        """Store the rows [start, start + n); rows written again replace what was there.
+
+        Raises
+        ------
+        CaptureError
+            MISMATCH: rows beyond T, or arrays of another shape or item size.
+        """
+        rows = len(input_ids)
+        want = (rows, *self._layout.shape[1:])
+        item = self._layout.item
+        if input_ids.ndim != 1 or hidden.shape != want or hidden.dtype.itemsize != item.itemsize:
+            raise CaptureError(
+                ErrorReason.MISMATCH,
+                f"got {hidden.dtype} {hidden.shape}, expected {item} {want}",
+            )
+        if start < 0 or start + rows > self._layout.rows:
+            raise CaptureError(
+                ErrorReason.MISMATCH,
+                f"rows [{start}, {start + rows}) of a request of {self._layout.rows} tokens",
+            )
+        flat = np.frombuffer(self._map, item, offset=self._layout.hidden_offset)
+        flat.reshape(self._layout.shape)[start : start + rows] = hidden.view(item)
+        ids = np.frombuffer(self._map, "<i4", self._layout.rows, self._layout.ids_offset)
+        ids[start : start + rows] = input_ids
+        self.coverage.add(start, start + rows)
+
+    def still_wanted(self) -> bool:
+        """Tell whether the file is there: its client may have removed it to say no."""
+        return self._path.exists()
+
+    def finish(self) -> None:
+        """Give the file its final name."""
+        self._map.close()
+        self._path.rename(self._finished)
+
+    def drop(self) -> None:
+        """Give the file up; its memory is free when this returns."""
+        self._map.close()
+        self._path.unlink(missing_ok=True)
+
+
+def _reserve(descriptor: int, free: FreeFiles, size_bytes: int) -> None:
+    """Make the file exactly this large, with all its pages, or refuse.
+
+    Touching a page that cannot be had would be a SIGBUS, the end of the server.
+    """
+    status = os.fstat(descriptor)
+    if status.st_size > size_bytes:
+        os.ftruncate(descriptor, size_bytes)
+        status = os.fstat(descriptor)
+    missing_bytes = size_bytes - status.st_blocks * 512
+    while missing_bytes > (room_bytes := headroom_bytes(free.path)):
+        if not free.drop_largest():
+            raise CaptureError(
+                ErrorReason.FULL, f"{missing_bytes} bytes needed, {room_bytes} may be taken"
+            )
+    try:
+        os.posix_fallocate(descriptor, 0, size_bytes)
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+            raise
+        raise CaptureError(ErrorReason.FULL, f"reserving {size_bytes} bytes: {error}") from None

@@ -1,0 +1,64 @@
+"""Wait for dumps: one scan of the spool serves every request in flight."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from extraction.spool import CaptureFailure, Heartbeat, RequestId, SpoolClient
+
+SCAN_SECONDS = 0.01
+
+
+class SpoolWatch:
+    """Turns files that appear in the spool into results of futures.
+
+    A result is None when the dump is finished, or the server's `CaptureFailure`.
+    """
+
+    def __init__(self, spool: SpoolClient) -> None:
+        self._spool = spool
+        self._waiting: dict[RequestId, asyncio.Future[CaptureFailure | None]] = {}
+        self._loop = asyncio.get_running_loop()
+        self._heartbeat: Heartbeat | None = None
+        self._advanced_at = self._loop.time()
+        self._wake = asyncio.Event()
+
+    def expect(self, rid: RequestId) -> asyncio.Future[CaptureFailure | None]:
+        """Return the future of a request's dump."""
+        future = self._loop.create_future()
+        self._waiting[rid] = future
+        self._wake.set()
+        return future
+
+    def forget(self, rid: RequestId) -> None:
+        """Stop waiting for a request, and drop whatever it has left in the spool."""
+        self._waiting.pop(rid, None)
+        self._spool.discard(rid)
+
+    def still_seconds(self) -> float:
+        """Return for how long the server's heartbeat has not advanced."""
+        heartbeat = self._spool.heartbeat()
+        if heartbeat != self._heartbeat:
+            self._heartbeat = heartbeat
+            self._advanced_at = self._loop.time()
+        return self._loop.time() - self._advanced_at
+
+    async def run(self) -> None:
+        """Scan while somebody waits; runs until cancelled."""
+        while True:
+            if not self._waiting:
+                self._wake.clear()
+                await self._wake.wait()
+            self._scan()
+            await asyncio.sleep(SCAN_SECONDS)
+
+    def _scan(self) -> None:
+        scan = self._spool.scan()
+        for rid in [rid for rid in self._waiting if rid in scan.errors]:
+            self._waiting.pop(rid).set_result(self._spool.take_error(rid))
+        for rid in [rid for rid in self._waiting if rid in scan.finished]:
+            future = self._waiting.pop(rid)
+            if not future.done():
+                future.set_result(None)

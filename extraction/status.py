@@ -1,0 +1,103 @@
+"""What a run says about itself, in shared memory: written by the worker, read by anyone.
+
+A page is a small mapped file with a sequence lock: readers never block the writer, and still see
+the last state when the writer hangs or is gone.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import tempfile
+import time
+from pathlib import Path
+from typing import Literal, Self
+
+from hsstore.spec import Record
+
+PAGE_BYTES = 64 << 10
+_HEADER = struct.Struct("<QQ")  # sequence (odd while being written), length
+
+
+class RunStatus(Record):
+    """One state of a run. Bytes are raw (uncompressed) unless the name says otherwise."""
+
+    run: str
+    phase: Literal[
+        "starting", "reading data", "waiting for server", "extracting", "stopping", "ended"
+    ] = "starting"
+    updated_seconds: float = 0.0
+    """Unix time of this state."""
+    samples: int = 0
+    """In the store's plan."""
+    complete: int = 0
+    """Committed, by this run and earlier ones."""
+    failed: int = 0
+    complete_now: int = 0
+    """Committed by this run."""
+    tokens_now: int = 0
+    """Appended by this run, committed or not."""
+    bytes_now: int = 0
+    bytes_committed_now: int = 0
+    bytes_stored_now: int = 0
+    """Encoded size of what `bytes_committed_now` counts raw."""
+    tokens_pending: int = 0
+    """Not yet appended."""
+    in_flight: int = 0
+    in_flight_cap: int = 0
+    open_blocks: int = 0
+    failed_now: int = 0
+    retries: int = 0
+    spool_used_bytes: int = 0
+    spool_budget_bytes: int = 0
+    message: str = ""
+    """The last thing worth knowing, for people."""
+    exit_code: int | None = None
+    """Set once, when the run has ended."""
+
+
+class StatusPage:
+    """A mapped page that holds one `RunStatus`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self._map = mmap.mmap(descriptor, PAGE_BYTES)
+        finally:
+            os.close(descriptor)
+
+    @classmethod
+    def create(cls, directory: Path) -> Self:
+        """Create an empty page in a directory in shared memory."""
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(prefix="run-", suffix=".status", dir=directory)
+        try:
+            os.posix_fallocate(descriptor, 0, PAGE_BYTES)  # an error here, not a SIGBUS later
+        finally:
+            os.close(descriptor)
+        return cls(Path(name))
+
+    def write(self, status: RunStatus) -> None:
+        """Publish a state."""
+        body = status.model_dump_json().encode()
+        sequence = _HEADER.unpack_from(self._map)[0] | 1
+        _HEADER.pack_into(self._map, 0, sequence, 0)
+        self._map[_HEADER.size : _HEADER.size + len(body)] = body
+        _HEADER.pack_into(self._map, 0, sequence + 1, len(body))
+
+    def read(self) -> RunStatus | None:
+        """Return the last state, or None before the first or when a writer died in a write."""
+        for _ in range(100):
+            sequence, length = _HEADER.unpack_from(self._map)
+            body = bytes(self._map[_HEADER.size : _HEADER.size + length])
+            if sequence % 2 == 0 and _HEADER.unpack_from(self._map)[0] == sequence:
+                return RunStatus.model_validate_json(body) if length else None
+            time.sleep(0.001)
+        return None
+
+    def remove(self) -> None:
+        """Unmap and delete the page."""
+        self._map.close()
+        self.path.unlink(missing_ok=True)

@@ -1,0 +1,204 @@
+"""Who may write which span: one claim file a span, beside the store.
+
+A claim is created exclusively before the span is written, so no two runs ever write one file. A
+run holds a lock for its whole life; on the same host, boot and pid namespace a free lock proves
+that the claim's owner is dead, and only then is the claim taken over. The lock of the dead run is
+held meanwhile, so that of several heirs one wins.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from hsstore.errors import RefusedError
+from hsstore.files import PARTIAL_SUFFIX, make_directory, output_errors
+from hsstore.reader import shard_path
+from hsstore.spec import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from hsstore.store import Store
+
+
+class Claim(Record):
+    """The content of a claim file: who owns the span."""
+
+    run: str
+    host: str
+    boot: str
+    """Kernel boot id: after a reboot no process of before is alive."""
+    pid_namespace: str
+    pid: int
+    since: str
+
+    @classmethod
+    def of_this_process(cls, run: str) -> Claim:
+        """Describe this process."""
+        return cls(
+            run=run,
+            host=socket.gethostname(),
+            boot=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+            pid_namespace=str(Path("/proc/self/ns/pid").readlink()),
+            pid=os.getpid(),
+            since=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+
+    def shares_locks_with(self, other: Claim) -> bool:
+        """Say whether a free lock of one proves to the other that it is dead."""
+        return (self.host, self.boot, self.pid_namespace) == (
+            other.host,
+            other.boot,
+            other.pid_namespace,
+        )
+
+
+class Claims:
+    """The claims of one run on one store; a context manager that gives them back.
+
+    Parameters
+    ----------
+    run : str
+        Identity of the run, unique.
+    """
+
+    def __init__(self, store: Store, run: str) -> None:
+        self._store = store
+        self._me = Claim.of_this_process(run)
+        self._directory = store.runs_path / "claims"
+        self._held: set[int] = set()
+        with output_errors(self._directory):
+            make_directory(self._directory)
+            self._lock = _open_lock(self._lock_path(run))
+        if self._lock is None:
+            raise RefusedError(f"run {run} is already going on")
+
+    def take(self, spans: Iterable[int]) -> None:
+        """Claim spans, and remove what dead runs left unpublished in their shards.
+
+        Raises
+        ------
+        RefusedError
+            Another run owns one of them; the message names it.
+        """
+        for span in spans:
+            self._take(span)
+        self._remove_leftovers()
+
+    def check(self, span: int) -> None:
+        """Make sure that a span still belongs to this run.
+
+        Raises
+        ------
+        RefusedError
+        """
+        owner = self._read(span)
+        if owner != self._me:
+            raise RefusedError(
+                f"span {span} was taken over by {_who(owner)} while this run was writing it; "
+                "this run has written nothing since"
+            )
+
+    def release(self) -> None:
+        """Give all claims back; also what a clean end of a run does."""
+        for span in sorted(self._held):
+            if self._read(span) == self._me:
+                self._path(span).unlink(missing_ok=True)
+        self._held.clear()
+        if self._lock is not None:
+            self._lock_path(self._me.run).unlink(missing_ok=True)
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def _take(self, span: int) -> None:
+        mine = self._directory / f".{span}.{self._me.run}"
+        with output_errors(mine):
+            mine.write_text(self._me.model_dump_json())
+            try:
+                self._path(span).hardlink_to(mine)  # exclusive, and never half written
+            except FileExistsError:
+                self._inherit(span, mine)
+            finally:
+                mine.unlink(missing_ok=True)
+        self._held.add(span)
+
+    def _inherit(self, span: int, mine: Path) -> None:
+        owner = self._read(span)
+        with self._proof_of_death(owner):
+            now = self._read(span)
+            if now is None:  # given back this moment
+                self._path(span).hardlink_to(mine)
+            elif now == owner:
+                mine.replace(self._path(span))
+            else:
+                raise RefusedError(_refusal(now))
+
+    @contextmanager
+    def _proof_of_death(self, owner: Claim | None) -> Iterator[None]:
+        if owner is None:
+            yield
+            return
+        lock = None
+        if owner.shares_locks_with(self._me):
+            lock = _open_lock(self._lock_path(owner.run))
+        if lock is None:
+            raise RefusedError(_refusal(owner))
+        try:
+            yield
+        finally:
+            os.close(lock)
+
+    def _remove_leftovers(self) -> None:
+        """Remove partial shards of dead runs in the spans that this run owns."""
+        layout = self._store.layout
+        directory = shard_path(self._store.path, 0).parent
+        for partial in directory.glob(f"c.*{PARTIAL_SUFFIX}"):
+            shard = int(partial.name.split(".")[1])
+            block = int(layout.block_shard.searchsorted(shard, side="right")) - 1
+            if block < layout.blocks and layout.block(block).span in self._held:
+                partial.unlink(missing_ok=True)
+
+    def _read(self, span: int) -> Claim | None:
+        try:
+            return Claim.model_validate_json(self._path(span).read_text())
+        except FileNotFoundError:
+            return None
+
+    def _path(self, span: int) -> Path:
+        return self._directory / str(span)
+
+    def _lock_path(self, run: str) -> Path:
+        return self._directory / f"{run}.lock"
+
+
+def _open_lock(path: Path) -> int | None:
+    """Take a lock file exclusively, or return None when somebody holds it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _who(owner: Claim | None) -> str:
+    if owner is None:
+        return "nobody"
+    return f"run {owner.run} (pid {owner.pid} on {owner.host}, since {owner.since})"
+
+
+def _refusal(owner: Claim) -> str:
+    return f"this store is being written by {_who(owner)}; wait for it, or stop it, then run again"

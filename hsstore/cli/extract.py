@@ -1,0 +1,147 @@
+"""`hsstore extract`: create a store if it is new, fill it, resume it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from hsstore.cli.app import app
+from hsstore.errors import InputError
+
+GB = 1e9
+
+DataFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--data",
+        help="JSONL (.gz, .zst) or Parquet files, or save_to_disk folders; may be repeated.",
+    ),
+]
+ModelDir = Annotated[Path | None, typer.Option("--model", help="The model's directory: tokenizer.")]
+
+
+@app.command()
+def extract(
+    store: Annotated[Path, typer.Argument(help="The store, such as states.zarr.")],
+    server: Annotated[str, typer.Option(help="URL of the server; URL=SPOOL names its spool too.")],
+    data: DataFiles = None,
+    model: ModelDir = None,
+    spool: Annotated[
+        Path | None, typer.Option(help="The server's spool [default: by the server's port].")
+    ] = None,
+    train_on: Annotated[
+        Literal["all", "last"], typer.Option(help="Assistant turns that are supervised.")
+    ] = "all",
+    max_tokens: Annotated[int | None, typer.Option(help="Longest sample, in tokens.")] = None,
+    too_long: Annotated[
+        Literal["truncate", "skip"], typer.Option(help="What to do with a longer one.")
+    ] = "truncate",
+    min_loss_tokens: Annotated[
+        int, typer.Option(help="Drop samples with fewer supervised tokens.")
+    ] = 1,
+    limit: Annotated[int | None, typer.Option(help="Take so many samples at most.")] = None,
+    skip_bad: Annotated[bool, typer.Option(help="Count bad records and go on.")] = False,
+    chat_template_kwargs: Annotated[
+        str, typer.Option(help="JSON object passed to the chat template.")
+    ] = "{}",
+    trust_remote_code: Annotated[
+        bool, typer.Option(help="Allow a tokenizer that is Python code in the model's directory.")
+    ] = False,
+    chunk_rows: Annotated[
+        int | None, typer.Option(help="Rows a chunk [default: by width].")
+    ] = None,
+    shard_rows: Annotated[int | None, typer.Option(help="Rows a shard [default: by size].")] = None,
+    span_samples: Annotated[
+        int | None, typer.Option(help="Samples a span [default: by size].")
+    ] = None,
+    spool_budget_gb: Annotated[
+        float | None, typer.Option(help="Shared memory to use [default: half of what is free].")
+    ] = None,
+    memory_gb: Annotated[float, typer.Option(help="Memory for dumps being encoded.")] = 2.0,
+    max_in_flight: Annotated[int, typer.Option(help="Requests at once.")] = 32,
+    max_failures: Annotated[
+        float, typer.Option(help="Share of the samples that may fail before the run stops.")
+    ] = 0.01,
+    request_timeout: Annotated[
+        float, typer.Option(help="Seconds without a heartbeat until a request expires.")
+    ] = 120.0,
+    server_wait: Annotated[
+        float, typer.Option(help="Seconds to wait for a server that is not there.")
+    ] = 600.0,
+    retry_failed: Annotated[bool, typer.Option(help="Ask for failed samples again.")] = False,
+    skip_too_large: Annotated[
+        bool, typer.Option(help="Mark samples that fit no budget as failed, and go on.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option(help="Check everything, write nothing.")] = False,
+    grace: Annotated[float, typer.Option(help="Seconds to end in after a signal.")] = 20.0,
+) -> None:
+    """Create STORE from --data if it is new, then fill it from a server; run again to resume.
+
+    Exit codes: 0 complete; 1 finished, some samples failed; 2 wrong input; 3 refused (another
+    model, data or owner); 74 output error; 75 interrupted, run again to continue.
+    """
+    from extraction.options import DataOptions, ExtractOptions
+    from extraction.supervisor import supervise
+
+    url, spool_path = _server(server, spool)
+    options = ExtractOptions(
+        store=store,
+        server=url,
+        spool=spool_path,
+        model=model,
+        data=DataOptions(
+            files=tuple(data or ()),
+            train_on=train_on,
+            max_tokens=max_tokens,
+            too_long=too_long,
+            min_loss_tokens=min_loss_tokens,
+            limit=limit,
+            skip_bad=skip_bad,
+            chat_template_kwargs=_json_object(chat_template_kwargs),
+            trust_remote_code=trust_remote_code,
+        ),
+        chunk_rows=chunk_rows,
+        shard_rows=shard_rows,
+        span_samples=span_samples,
+        spool_budget_bytes=int(spool_budget_gb * GB) if spool_budget_gb else None,
+        memory_bytes=int(memory_gb * GB),
+        max_in_flight=max_in_flight,
+        max_failures=max_failures,
+        request_timeout_seconds=request_timeout,
+        server_wait_seconds=server_wait,
+        retry_failed=retry_failed,
+        skip_too_large=skip_too_large,
+        dry_run=dry_run,
+        grace_seconds=grace,
+    )
+    raise typer.Exit(supervise(options))
+
+
+def _server(server: str, spool: Path | None) -> tuple[str, Path]:
+    """Split URL=SPOOL, and fill in the default spool of a port."""
+    from urllib.parse import urlsplit
+
+    from extraction.spool import default_spool
+
+    url, _, path = server.partition("=")
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise InputError(f"--server {url}: not a URL such as http://127.0.0.1:30000")
+    if path or spool:
+        return url, Path(path) if path else Path(spool or "")
+    if parts.port is None:
+        raise InputError(f"--server {url}: no port, so --spool is needed")
+    return url, default_spool(parts.port)
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"--chat-template-kwargs {text}: {error}") from None
+    if not isinstance(value, dict):
+        raise InputError(f"--chat-template-kwargs {text}: not a JSON object")
+    return value

@@ -1,0 +1,133 @@
+"""Check the samples of one block: the unit of work that Dask distributes.
+
+A task can be pickled, and its worker needs only the files of the store.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hsstore.reader import shard_path
+from hsstore.report import BadKind
+from hsstore.verify.finding import Finding
+from hsstore.verify.states import BadPayloadError, StatesReader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from hsstore.dtype import DTypeName
+    from hsstore.layout import Layout
+    from hsstore.store import Completion
+
+
+@dataclass(frozen=True, slots=True)
+class RunTimes:
+    """What the record of a run says about when it wrote."""
+
+    started: float
+    """Seconds since 1970."""
+    ended: bool
+    """False while it runs, or when it was killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTask:
+    """One block, and what the store promises of it."""
+
+    root: Path
+    dtype: DTypeName
+    layout: Layout
+    """Of the samples of this block alone."""
+    first_sample: int
+    shards: range
+    length: npt.NDArray[np.int32]
+    completion: Completion
+    damaged: frozenset[str]
+    """Completion arrays whose chunk is damaged: any of their values may be wrong."""
+    runs: tuple[RunTimes, ...]
+    """Ascending by start."""
+
+
+@dataclass(slots=True)
+class BlockResult:
+    """What was found in one block."""
+
+    findings: list[Finding] = field(default_factory=list)
+    checked: int = 0
+    tokens_checked: int = 0
+
+
+def check_block(task: BlockTask) -> BlockResult:
+    """Check every sample of a block against its completion bit and its digest."""
+    reader = StatesReader(task.root, task.layout, task.dtype)
+    result = BlockResult()
+    for index, complete in enumerate(task.completion.complete.tolist()):
+        if complete:
+            result.findings += _check_complete(task, reader, index)
+            result.checked += 1
+            result.tokens_checked += int(task.length[index])
+        else:
+            result.findings += _check_incomplete(task, reader, index)
+    if not result.checked:
+        result.findings += _check_unused_shards(task, reader)
+    return result
+
+
+def _check_complete(task: BlockTask, reader: StatesReader, index: int) -> Iterator[Finding]:
+    sample = task.first_sample + index
+    if code := int(task.completion.failed[index]):
+        detail = f"complete is set, and failed is {code}"
+        yield Finding(sample, BadKind.COMPLETE_AND_FAILED, detail)
+    try:
+        states = reader.look_at(index, int(task.length[index]))
+    except BadPayloadError as error:
+        yield Finding(sample, error.kind, str(error))
+    else:
+        yield from states.findings(sample, int(task.completion.digest[index]))
+
+
+def _check_incomplete(task: BlockTask, reader: StatesReader, index: int) -> Iterator[Finding]:
+    """Look for a bit that was lost, or a digest that was invented.
+
+    A run that was killed between the rename of a shard and its bitmap leaves states without
+    their bits: those samples are pending, and nothing is wrong.
+    """
+    sample = task.first_sample + index
+    digest = int(task.completion.digest[index])
+    if not digest:
+        return
+    if _holds(reader, index, int(task.length[index]), digest):
+        if "complete" in task.damaged or not _was_interrupted(task):
+            detail = "states and digest are there and agree, but complete is not set"
+            yield Finding(sample, BadKind.PAYLOAD_WITHOUT_BIT, detail)
+    elif "digest" in task.damaged:
+        detail = f"digest is {digest:016x}, and the sample has no such states"
+        yield Finding(sample, BadKind.COMPLETION, detail)
+
+
+def _holds(reader: StatesReader, index: int, length: int, digest: int) -> bool:
+    try:
+        return bool(reader.look_at(index, length).hasher.intdigest() == digest)
+    except BadPayloadError:
+        return False
+
+
+def _was_interrupted(task: BlockTask) -> bool:
+    """Say whether the run that published the shard, going by the file's time, did not end."""
+    published = max(shard_path(task.root, shard).stat().st_mtime for shard in task.shards)
+    ended = [run.ended for run in task.runs if run.started <= published]
+    return bool(ended) and not ended[-1]
+
+
+def _check_unused_shards(task: BlockTask, reader: StatesReader) -> Iterator[Finding]:
+    for shard in task.shards:
+        if shard_path(task.root, shard).exists():
+            try:
+                reader.shard(shard)
+            except BadPayloadError as error:
+                yield Finding(None, error.kind, f"{error}; no sample of it is complete")

@@ -1,0 +1,101 @@
+"""Read the completion arrays of a span even where a chunk of them is damaged.
+
+They are stored uncompressed: after a flipped byte all the other values are still right. So the
+values are taken as they are, and the payload then tells which of them is wrong.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import google_crc32c
+import numpy as np
+
+from hsstore.report import BadKind
+from hsstore.store import Completion
+from hsstore.verify.finding import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+    from hsstore.store import Store
+
+ARRAYS: dict[str, np.dtype[Any]] = {
+    "complete": np.dtype(np.uint8),  # 0 or 1; read as a number, to see values that are neither
+    "failed": np.dtype(np.uint8),
+    "digest": np.dtype("<u8"),
+}
+CRC_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SpanState:
+    """The completion arrays of one span, as the files hold them."""
+
+    span: int
+    samples: range
+    completion: Completion
+    damaged: dict[str, str]
+    """What is wrong with the chunk of each array that is not as it was written."""
+    findings: tuple[Finding, ...]
+    """Samples whose values alone show that they are wrong."""
+
+
+def read_span(store: Store, span: int) -> SpanState:
+    """Read the three chunks of a span; `complete` first, as every reader does."""
+    where = store.layout.span_slice(span)
+    damaged: dict[str, str] = {}
+    values: dict[str, npt.NDArray[Any]] = {}
+    for name, dtype in ARRAYS.items():
+        path = store.path / name / f"c.{span}"
+        values[name], problem = _read(path, dtype, store.spec.layout.span_samples)
+        if problem:
+            damaged[name] = f"{name}/c.{span}: {problem}"
+    count = where.stop - where.start
+    complete, failed, digest = (values[name][:count] for name in ARRAYS)
+    known = list(store.spec.failure_reasons)
+    impossible = {
+        "complete": complete > 1,
+        "failed": ~np.isin(failed, known) & ("failed" in damaged),
+    }
+    findings = _name_impossible(where.start, impossible, {"complete": complete, "failed": failed})
+    return SpanState(
+        span,
+        range(where.start, where.stop),
+        Completion(complete != 0, failed, digest),
+        damaged,
+        tuple(findings),
+    )
+
+
+def _read(path: Path, dtype: np.dtype[Any], count: int) -> tuple[npt.NDArray[Any], str | None]:
+    """Return the `count` values of a chunk, zeros where there are none, and what is wrong."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:  # nothing was committed in this span yet
+        return np.zeros(count, dtype), None
+    except OSError as error:
+        return np.zeros(count, dtype), f"cannot be read: {error.strerror}"
+    body, crc = data[:-CRC_BYTES], data[-CRC_BYTES:]
+    size = count * dtype.itemsize
+    problem = None
+    if len(body) != size:
+        problem = f"has {len(data)} bytes, expected {size + CRC_BYTES}"
+        body = body[:size].ljust(size, b"\0")
+    elif crc != struct.pack("<I", google_crc32c.value(body)):
+        problem = "crc32c does not match"
+    return np.frombuffer(body, dtype), problem
+
+
+def _name_impossible(
+    first: int, impossible: dict[str, npt.NDArray[np.bool_]], values: dict[str, npt.NDArray[Any]]
+) -> Iterator[Finding]:
+    for name, wrong in impossible.items():
+        for index in np.flatnonzero(wrong).tolist():
+            detail = f"{name} is {int(values[name][index])}, which was never written"
+            yield Finding(first + index, BadKind.COMPLETION, detail)

@@ -1,0 +1,171 @@
+"""A tiny random Llama, an engine without a model, and an HTTP server over either."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from extraction.engines.embedded import ServeOptions, _server_info
+from extraction.engines.engine import EngineDescription, States
+from extraction.engines.http_server import make_app
+from extraction.engines.worker import Worker
+from extraction.spool import ClientInfo, RequestId, SpoolClient, SpoolServer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    import numpy.typing as npt
+
+RUN = "0123456789ab"
+HIDDEN, SLOTS, VOCABULARY, MAX_TOKENS = 8, 3, 100, 2000
+
+
+class ArithmeticEngine:
+    """States that are a simple function of token, position and slot; waits when told to."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.go.set()
+        self.seen: list[list[int]] = []
+        self.description = EngineDescription(
+            name="arithmetic",
+            version="1",
+            model="none",
+            num_layers=4,
+            hidden=HIDDEN,
+            layers=(0, 2),
+            final="post-norm",
+            dtype="bfloat16",
+            norm=None,
+            capture_hash="c" * 64,
+            vocabulary=VOCABULARY,
+            max_tokens=MAX_TOKENS,
+        )
+
+    def capture(
+        self, input_ids: npt.NDArray[np.int32], *, predict: bool, progress: Callable[[], None]
+    ) -> States:
+        self.go.wait()
+        self.seen.append(input_ids.tolist())
+        progress()
+        if input_ids[0] == 13:
+            raise RuntimeError("unlucky")
+        return States(self.states(input_ids), int(input_ids[-1]) if predict else None)
+
+    @staticmethod
+    def states(input_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint16]:
+        rows = len(input_ids)
+        base = np.arange(rows * SLOTS * HIDDEN, dtype=np.uint32).reshape(rows, SLOTS, HIDDEN)
+        return (base * 31 + input_ids[:, None, None].astype(np.uint32)).astype(np.uint16)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A running HTTP server and both sides of its spool."""
+
+    engine: ArithmeticEngine
+    http: TestClient[Any, Any]
+    server: SpoolServer
+    client: SpoolClient
+    worker: Worker
+    sent: dict[str, list[int]] = field(default_factory=dict)
+
+    def rid(self, sample: int, rows: int) -> RequestId:
+        return RequestId(RUN, sample, 0, rows)
+
+    async def generate(self, **body: Any) -> tuple[int, Any]:
+        body.setdefault("sampling_params", {"max_new_tokens": 0})
+        async with self.http.post("/generate", json=body) as response:
+            return response.status, await response.json()
+
+
+@pytest.fixture
+def spool_path() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="hsstore-test-", dir="/dev/shm") as directory:
+        yield Path(directory) / "spool"
+
+
+@pytest.fixture
+async def served(spool_path: Path) -> AsyncIterator[Served]:
+    engine = ArithmeticEngine()
+    with SpoolServer(spool_path) as server, SpoolClient(spool_path, ClientInfo(RUN, "s")) as client:
+        options = ServeOptions(Path("unused"))
+        server.announce(_server_info(engine.description, server, "http://x", options))
+        worker = Worker(engine, server, piece_tokens=100)
+        try:
+            app = make_app(worker, engine.description)
+            http_server = TestServer(app, handler_cancellation=True)
+            async with TestClient(http_server) as http:
+                yield Served(engine, http, server, client, worker)
+        finally:
+            engine.go.set()
+            worker.close()
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Save a random Llama with 6 layers and hidden states of 64."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    config = transformers.LlamaConfig(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=512,
+        max_position_embeddings=1024,
+        dtype="bfloat16",
+    )
+    path = tmp_path_factory.mktemp("tiny-llama")
+    model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
+    with torch.no_grad():
+        model.model.norm.weight.normal_(1, 0.2)  # type: ignore[operator]
+    model.save_pretrained(path)
+    return path
+
+
+@contextmanager
+def _serving(model: Path, spool: Path, **options: Any) -> Iterator[tuple[Any, str]]:
+    code = """
+import json, sys
+from pathlib import Path
+from extraction.engines.embedded import ServeOptions, serve
+serve(ServeOptions(Path(sys.argv[1]), spool=Path(sys.argv[2]), **json.loads(sys.argv[3])))
+"""
+    arguments = [str(model), str(spool), json.dumps({"threads": 1, "layers": [0, 2, 5]} | options)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+    )
+    with process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline().split()
+            yield process, line[1] if line else ""
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def serving() -> Callable[..., Any]:
+    """Run `serve` in another process: a context manager of the process and its URL."""
+    return _serving

@@ -123,7 +123,9 @@ class Pipeline:
             self.open_blocks[block_index] = open_block
             for sample in samples:
                 await self._admit(sample)
-                group.create_task(self._extract(open_block, sample))
+                # Out of `_salvage`: what a task is about to use, `_relieve` must not remove.
+                salvaged = self._salvage.pop(sample, None)
+                group.create_task(self._extract(open_block, sample, salvaged))
 
     def _by_block(self, pending: npt.NDArray[np.int64]) -> list[tuple[int, list[int]]]:
         block_of = self._store.layout.block_sample.searchsorted(pending, side="right") - 1
@@ -184,8 +186,10 @@ class Pipeline:
 
     # --- one sample ---------------------------------------------------------------------------
 
-    async def _extract(self, open_block: OpenBlock, sample: int) -> None:
-        fault = self._too_large(sample) or await self._obtain(open_block, sample)
+    async def _extract(
+        self, open_block: OpenBlock, sample: int, salvaged: RequestId | None
+    ) -> None:
+        fault = self._too_large(sample) or await self._obtain(open_block, sample, salvaged)
         open_block.waiting.discard(sample)
         if fault is not None:
             self._discharge(sample)
@@ -195,13 +199,15 @@ class Pipeline:
             self.open_blocks.pop(open_block.block.index, None)
             self._closed.set()
 
-    async def _obtain(self, open_block: OpenBlock, sample: int) -> Fault | None:
+    async def _obtain(
+        self, open_block: OpenBlock, sample: int, salvaged: RequestId | None
+    ) -> Fault | None:
         """Get one sample appended; return why not when its attempts are used up."""
         attempts = away_in_row = 0
         pause = FIRST_PAUSE_SECONDS
         while True:
             try:
-                fault = await self._attempt(open_block, sample)
+                fault = await self._attempt(open_block, sample, salvaged)
                 if fault is None:
                     self._failed_in_row = 0
                     return None
@@ -217,12 +223,14 @@ class Pipeline:
             if attempts >= self._options.max_attempts:
                 return fault
             self._note_retry(sample, fault)
+            salvaged = None
             await asyncio.sleep(pause)
             pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
-    async def _attempt(self, open_block: OpenBlock, sample: int) -> Fault | None:
+    async def _attempt(
+        self, open_block: OpenBlock, sample: int, salvaged: RequestId | None
+    ) -> Fault | None:
         """Ask once, or take the salvaged dump; check, and append."""
-        salvaged = self._salvage.pop(sample, None)
         rid = salvaged or self._new_rid(sample)
         try:
             dump = await self._fetch(rid, open_block.tokens[sample], salvaged=bool(salvaged))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Self
 
 from hsstore.errors import RefusedError
 from hsstore.files import PARTIAL_SUFFIX, make_directory, output_errors
-from hsstore.reader import shard_path
+from hsstore.shard import shard_path
 from hsstore.spec import Record
 
 if TYPE_CHECKING:

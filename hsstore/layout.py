@@ -258,7 +258,7 @@ def _cut_blocks(
         limit = chunk_start[position] + shard_chunk_rows
         fitting_end = np.searchsorted(chunk_end, limit, side="right")
         # A sample longer than a shard fits nowhere: it becomes a block alone.
-        position = np.minimum(np.maximum(fitting_end, position + 1), span_end)
+        position = np.maximum(fitting_end, position + 1)
         going_on = position < span_end
         position, span_end = position[going_on], span_end[going_on]
     return np.sort(np.concatenate(cuts))

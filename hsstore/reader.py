@@ -16,6 +16,7 @@ import numpy as np
 from hsstore.codec import ChunkCodec
 from hsstore.dtype import bits_dtype
 from hsstore.errors import CorruptStoreError
+from hsstore.shard import shard_path
 from hsstore.shard.reader import ShardReader, shard_version
 
 if TYPE_CHECKING:
@@ -28,11 +29,6 @@ if TYPE_CHECKING:
 
 OPEN_SHARDS = 16
 """Shards kept open, with their index, by one reader."""
-
-
-def shard_path(root: Path, shard: int) -> Path:
-    """Return the file of a shard of `hidden_states`."""
-    return root / "hidden_states" / f"c.{shard}.0.0"
 
 
 class PayloadReader:

@@ -15,7 +15,7 @@ import numpy as np
 from hsstore.codec import ChunkCodec
 from hsstore.digest import payload_digest
 from hsstore.dtype import bits_dtype, nan_bits
-from hsstore.reader import shard_path
+from hsstore.shard import shard_path
 from hsstore.shard.writer import ShardWriter
 
 if TYPE_CHECKING:

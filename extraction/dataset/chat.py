@@ -23,7 +23,6 @@ import re
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import jinja2
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from extraction.dataset.messages import with_text_arguments
 from extraction.dataset.options import (
@@ -221,6 +220,9 @@ class _Rendering:
 
         Not on trust: some markers take in the turn's header (TRL 1.16's for DeepSeek-V3 do).
         """
+        # Late: it imports torch where that is installed, and most runs need no tokenizer.
+        from transformers.utils.chat_template_utils import render_jinja_template  # noqa: PLC0415
+
         rendered: Any = render_jinja_template(
             [self.messages],
             tools=self._tools,

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 import xxhash
-from transformers import AutoTokenizer
 
 from extraction.dataset.options import UNPROVEN_MASK, DroppedRecordError
 from hsstore.errors import InputError
@@ -166,6 +165,9 @@ def _as_arrays(ids: list[int], mask: npt.NDArray[Any]) -> Encoded:
 def _load(directory: Path, *, trust_remote_code: bool) -> Any:  # noqa: ANN401 - transformers' own
     if not directory.is_dir():
         raise InputError(f"{directory}: not a directory; a local tokenizer directory is expected")
+    # Late: it imports torch where that is installed, and most runs need no tokenizer.
+    from transformers import AutoTokenizer  # noqa: PLC0415
+
     try:
         return AutoTokenizer.from_pretrained(
             directory, local_files_only=True, trust_remote_code=trust_remote_code

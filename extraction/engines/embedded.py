@@ -71,7 +71,7 @@ def serve(options: ServeOptions) -> None:
 
         from extraction.engines.transformers_model import TransformersEngine  # noqa: PLC0415
 
-        disable_progress_bar()  # our output goes to a log
+        disable_progress_bar()  # type: ignore[no-untyped-call]  # our output goes to a log
         return TransformersEngine(
             options.model_dir,
             layers=options.layers,

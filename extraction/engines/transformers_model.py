@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
@@ -15,12 +16,17 @@ from hsstore.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     import numpy.typing as npt
 
 FINAL: Final = "post-norm"
 """What lm_head sees."""
+
+_ARITHMETIC: Final = {
+    "bfloat16": {"avx512_bf16", "amx_bf16", "bf16"},
+    "float16": {"avx512_fp16", "amx_fp16", "fphp"},
+}
+"""Processor flags, x86 and Arm, as Linux names them in /proc/cpuinfo."""
 
 
 class TransformersEngine:
@@ -47,8 +53,8 @@ class TransformersEngine:
             Of the captured states, a key of `extraction.spool.DTYPES`; the checkpoint's own by
             default.
         compute_dtype
-            What the model computes in, the same as `dtype` by default. A processor without
-            bfloat16 arithmetic is several times faster in float32; states are then rounded.
+            What the model computes in. By default `dtype`, but float32 where this processor has
+            no arithmetic for `dtype`: several times faster there; states are then rounded.
         threads
             Threads of torch; torch's choice by default.
 
@@ -63,7 +69,8 @@ class TransformersEngine:
             torch.set_num_threads(threads)
         config = transformers.AutoConfig.from_pretrained(model_dir, local_files_only=True)
         self._dtype = _torch_dtype(dtype or config.get_text_config().dtype)
-        self._model = _load(model_dir, _torch_dtype(compute_dtype or self._dtype))
+        compute = _torch_dtype(compute_dtype or fastest_compute_dtype(_name(self._dtype)))
+        self._model = _load(model_dir, compute)
         self._decoder = _find_decoder(self._model)
         self._layers = resolve_layers(layers, len(self._decoder.layers))
         self._description = self._describe(model_dir)
@@ -144,6 +151,12 @@ class TransformersEngine:
                 "threads": torch.get_num_threads(),
             },
         )
+
+
+def fastest_compute_dtype(dtype: str) -> str:
+    """Return `dtype` if this processor computes in it, else float32."""
+    flags = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
+    return dtype if dtype == "float32" or flags & _ARITHMETIC[dtype] else "float32"
 
 
 def _load(model_dir: Path, dtype: torch.dtype) -> Any:  # noqa: ANN401 - any model class

@@ -32,6 +32,13 @@ def serve(
         Literal["bfloat16", "float16", "float32"] | None,
         typer.Option(help="Element type [default: the checkpoint's]."),
     ] = None,
+    compute_dtype: Annotated[
+        Literal["bfloat16", "float16", "float32"] | None,
+        typer.Option(
+            help="What the model computes in [default: the element type, or float32 where this "
+            "processor has no arithmetic for it]."
+        ),
+    ] = None,
     piece_tokens: Annotated[
         int, typer.Option(help="Rows handed over at a time, as chunked prefill does.")
     ] = 256,
@@ -49,6 +56,7 @@ def serve(
             spool=spool,
             layers=_layers(layers),
             dtype=dtype,
+            compute_dtype=compute_dtype,
             piece_tokens=piece_tokens,
             threads=threads,
         )

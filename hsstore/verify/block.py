@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hsstore.reader import shard_path
 from hsstore.report import BadKind
+from hsstore.shard import shard_path
 from hsstore.verify.finding import Finding
 from hsstore.verify.states import BadPayloadError, StatesReader
 

@@ -12,8 +12,8 @@ import xxhash
 from hsstore.codec import ChunkCodec
 from hsstore.dtype import bits_dtype, nan_bits, nonfinite_mask, nonzero_mask
 from hsstore.errors import CorruptStoreError
-from hsstore.reader import shard_path
 from hsstore.report import BadKind
+from hsstore.shard import shard_path
 from hsstore.shard.reader import ShardReader
 from hsstore.verify.finding import Finding
 

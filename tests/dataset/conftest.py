@@ -71,7 +71,7 @@ class Vocabulary:
 VOCABULARIES = {
     "llama3": Vocabulary(LLAMA3, (), LLAMA3[0], LLAMA3[3]),
     "deepseek": Vocabulary(DEEPSEEK, DEEPSEEK_PLAIN, *DEEPSEEK),
-    "kimi": Vocabulary(KIMI, (), "<|endoftext|>"),
+    "kimi": Vocabulary(KIMI, THINK, "<|endoftext|>"),
     "qwen3": Vocabulary((), THINK, "<|endoftext|>"),
     "glm": Vocabulary(("<|user|>", "<|assistant|>"), (), "<|endoftext|>", "<|user|>"),
     "": Vocabulary(),

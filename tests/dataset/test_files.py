@@ -32,7 +32,7 @@ def write_arrow(folder: Path, records: list[dict[str, Any]], *, split: str | Non
     table = pa.Table.from_pylist(records)
     half = len(records) // 2
     for name, part in zip(names, (table[:half], table[half:]), strict=True):
-        with pa.ipc.new_stream(folder / name, table.schema) as stream:
+        with pa.ipc.new_stream(str(folder / name), table.schema) as stream:
             stream.write_table(part)
     state = {"_data_files": [{"filename": name} for name in names], "_split": split}
     (folder / "state.json").write_text(json.dumps(state))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-CHAT = {
+CHAT: dict[str, Any] = {
     "messages": [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "What is 2 + 2?"},
@@ -32,7 +32,7 @@ CALL = {
     "type": "function",
     "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'},
 }
-TOOL_CHAT = {
+TOOL_CHAT: dict[str, Any] = {
     "tools": [WEATHER],
     "messages": [
         {"role": "user", "content": "Weather in Paris?"},
@@ -150,7 +150,7 @@ def test_deepseek_v3_1_tool_calls_are_supervised_and_results_are_not(
 def test_a_chain_of_deepseek_v3_1_tool_calls_is_supervised_call_by_call(
     real_template: Callable[[str], Path], supervised: Callable[..., list[str]]
 ) -> None:
-    user, call, result, answer = TOOL_CHAT["messages"]  # type: ignore[misc]
+    user, call, result, answer = TOOL_CHAT["messages"]
     record = {"messages": [user, call, result, call, result, answer]}
 
     texts = supervised(record, real_template("deepseek_v3_1"))
@@ -163,7 +163,7 @@ def test_a_chain_of_deepseek_v3_1_tool_calls_is_supervised_call_by_call(
 def test_qwen_3_thinking_before_a_tool_call_is_supervised_with_it(
     real_template: Callable[[str], Path], supervised: Callable[..., list[str]]
 ) -> None:
-    user, call, result, answer = TOOL_CHAT["messages"]  # type: ignore[misc]
+    user, call, result, answer = TOOL_CHAT["messages"]
     thinking = {**call, "reasoning_content": "I need the weather."}
     final = {**answer, "reasoning_content": "Now I know."}
 

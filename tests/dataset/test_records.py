@@ -48,9 +48,13 @@ def test_sharegpt_and_openai_conversations_give_the_same_tokens(
     }
     openai = {"messages": [{"role": "system", "content": "S"}, USER, ANSWER]}
     prompted = {"system": "S", "prompt": "Hi", "response": "Hello."}
-    parts = {"messages": [{"role": "system", "content": [{"type": "text", "text": "S"}]}]}
-    parts["messages"] += [{"role": "user", "content": ["H", {"type": "text", "text": "i"}]}]  # type: ignore[list-item]
-    parts["messages"] += [ANSWER]  # type: ignore[list-item]
+    parts = {
+        "messages": [
+            {"role": "system", "content": [{"type": "text", "text": "S"}]},
+            {"role": "user", "content": ["H", {"type": "text", "text": "i"}]},
+            ANSWER,
+        ]
+    }
 
     dataset, _ = load([sharegpt, openai, prompted, parts], chatml_dir)
 

@@ -9,12 +9,14 @@ import sys
 import tempfile
 import threading
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
 from aiohttp.test_utils import TestClient, TestServer
 
 from extraction.engines.embedded import ServeOptions, _server_info
@@ -57,6 +59,7 @@ class ArithmeticEngine:
     def capture(
         self, input_ids: npt.NDArray[np.int32], *, predict: bool, progress: Callable[[], None]
     ) -> States:
+        """See `Engine.capture`; fails on a first token of 13."""
         self.go.wait()
         self.seen.append(input_ids.tolist())
         progress()
@@ -66,6 +69,7 @@ class ArithmeticEngine:
 
     @staticmethod
     def states(input_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint16]:
+        """Return what `capture` gives."""
         rows = len(input_ids)
         base = np.arange(rows * SLOTS * HIDDEN, dtype=np.uint32).reshape(rows, SLOTS, HIDDEN)
         return (base * 31 + input_ids[:, None, None].astype(np.uint32)).astype(np.uint16)
@@ -80,12 +84,13 @@ class Served:
     server: SpoolServer
     client: SpoolClient
     worker: Worker
-    sent: dict[str, list[int]] = field(default_factory=dict)
 
     def rid(self, sample: int, rows: int) -> RequestId:
+        """Name a request of this client."""
         return RequestId(RUN, sample, 0, rows)
 
     async def generate(self, **body: Any) -> tuple[int, Any]:
+        """Post to `/generate`; returns status and answer."""
         body.setdefault("sampling_params", {"max_new_tokens": 0})
         async with self.http.post("/generate", json=body) as response:
             return response.status, await response.json()
@@ -117,9 +122,6 @@ async def served(spool_path: Path) -> AsyncIterator[Served]:
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Save a random Llama with 6 layers and hidden states of 64."""
-    import torch
-    import transformers
-
     torch.manual_seed(0)
     torch.set_num_threads(1)
     config = transformers.LlamaConfig(
@@ -133,9 +135,9 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
         dtype="bfloat16",
     )
     path = tmp_path_factory.mktemp("tiny-llama")
-    model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
+    model = transformers.LlamaForCausalLM(config).bfloat16()
     with torch.no_grad():
-        model.model.norm.weight.normal_(1, 0.2)  # type: ignore[operator]
+        model.model.norm.weight.normal_(1, 0.2)
     model.save_pretrained(path)
     return path
 

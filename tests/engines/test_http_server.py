@@ -15,9 +15,15 @@ if TYPE_CHECKING:
 
 
 async def _until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.005)
+    for _ in range(2000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise TimeoutError
+
+
+async def _begun(served: Any, rid: object) -> None:
+    await _until(lambda: str(rid) in served.worker._in_flight)
 
 
 async def test_a_request_becomes_a_dump_and_an_answer_as_sglang_gives(served: Any) -> None:
@@ -45,7 +51,7 @@ async def test_many_requests_at_once_run_alone_and_in_the_order_of_arrival(serve
     for rid in rids:
         ids = [20 + rid.sample] * rid.rows
         tasks.append(asyncio.create_task(served.generate(input_ids=ids, rid=str(rid))))
-        await _until(lambda rid=rid: str(rid) in served.worker._in_flight)
+        await _begun(served, rid)
 
     served.engine.go.set()
     answers = await asyncio.gather(*tasks)
@@ -122,7 +128,7 @@ async def test_a_body_that_is_no_json_object_is_refused(served: Any, content: by
 async def test_an_id_that_is_in_flight_is_refused_and_may_come_again_later(served: Any) -> None:
     served.engine.go.clear()
     first = asyncio.create_task(served.generate(input_ids=[1], rid="twice"))
-    await _until(lambda: "twice" in served.worker._in_flight)
+    await _begun(served, "twice")
 
     status, answer = await served.generate(input_ids=[1], rid="twice")
     batch_status, _ = await served.generate(input_ids=[[1], [1]], rid=["same", "same"])
@@ -141,7 +147,7 @@ async def test_an_aborted_request_is_not_run_and_leaves_nothing(served: Any) -> 
     for rid in rids:
         body = {"input_ids": [rid.sample] * 5, "rid": str(rid)}
         tasks.append(asyncio.create_task(served.generate(**body)))
-        await _until(lambda rid=rid: str(rid) in served.worker._in_flight)
+        await _begun(served, rid)
 
     for rid in rids[:2]:  # the first has begun, the second has not
         async with served.http.post("/abort_request", json={"rid": str(rid)}) as response:
@@ -162,9 +168,9 @@ async def test_an_aborted_request_is_not_run_and_leaves_nothing(served: Any) -> 
 async def test_a_client_that_hangs_up_has_aborted(served: Any) -> None:
     served.engine.go.clear()
     first = asyncio.create_task(served.generate(input_ids=[1], rid="first"))
-    await _until(lambda: "first" in served.worker._in_flight)
+    await _begun(served, "first")
     gone = asyncio.create_task(served.generate(input_ids=[2], rid="gone"))
-    await _until(lambda: "gone" in served.worker._in_flight)
+    await _begun(served, "gone")
 
     gone.cancel()
     await _until(lambda: "gone" not in served.worker._in_flight)

@@ -13,7 +13,7 @@ import transformers
 
 from extraction.engines.capture_hash import capture_hash
 from extraction.engines.engine import resolve_layers
-from extraction.engines.transformers_model import TransformersEngine
+from extraction.engines.transformers_model import TransformersEngine, fastest_compute_dtype
 from hsstore.errors import InputError
 
 if TYPE_CHECKING:
@@ -38,7 +38,9 @@ def _reference(path: Path, dtype: torch.dtype) -> Any:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_slot_k_is_the_output_of_decoder_layer_k_bit_for_bit(tiny_llama: Path, dtype: str) -> None:
-    engine = TransformersEngine(tiny_llama, layers=(0, 2, 4), dtype=dtype, threads=1)
+    engine = TransformersEngine(
+        tiny_llama, layers=(0, 2, 4), dtype=dtype, compute_dtype=dtype, threads=1
+    )
     _, reference = _reference(tiny_llama, getattr(torch, dtype))
 
     captured = _capture(engine)
@@ -88,8 +90,8 @@ def test_computing_in_float32_rounds_the_exact_states(tiny_llama: Path) -> None:
 
 
 def test_the_next_token_is_the_most_likely_one(tiny_llama: Path) -> None:
-    engine = TransformersEngine(tiny_llama, layers=LAYERS, threads=1)
-    _, reference = _reference(tiny_llama, torch.bfloat16)
+    engine = TransformersEngine(tiny_llama, layers=LAYERS, dtype="float32", threads=1)
+    _, reference = _reference(tiny_llama, torch.float32)
 
     states = engine.capture(IDS, predict=True, progress=lambda: None)
 
@@ -144,64 +146,72 @@ def test_a_dtype_that_a_dump_cannot_hold_is_refused(tiny_llama: Path) -> None:
         TransformersEngine(tiny_llama, layers=LAYERS, dtype="float64")
 
 
-class TestCaptureHash:
-    """Equal only where the numbers must be equal."""
+def test_the_default_is_to_compute_in_what_the_processor_can() -> None:
+    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
 
-    @pytest.fixture
-    def copy(self, tiny_llama: Path, tmp_path: Path) -> Path:
-        shutil.copytree(tiny_llama, tmp_path / "copy")
-        return tmp_path / "copy"
+    computes_in = fastest_compute_dtype("bfloat16")
 
-    def hash(self, path: Path, **change: Any) -> str:
-        given = {
-            "layers": LAYERS,
-            "final": "post-norm",
-            "dtype": "bfloat16",
-            "compute_dtype": "bfloat16",
-        }
-        return capture_hash(path, **given | change)
+    assert (computes_in == "bfloat16") == bool({"avx512_bf16", "amx_bf16", "bf16"} & set(flags))
+    assert fastest_compute_dtype("float32") == "float32"
 
-    def test_a_copy_has_the_same_hash(self, tiny_llama: Path, copy: Path) -> None:
-        assert self.hash(copy) == self.hash(tiny_llama)
 
-    @pytest.mark.parametrize(
-        "change",
-        [
-            {"layers": (0, 2, 4)},
-            {"final": "none"},
-            {"dtype": "float32"},
-            {"compute_dtype": "float32"},
-        ],
-    )
-    def test_another_capture_has_another_hash(
-        self, tiny_llama: Path, change: dict[str, Any]
-    ) -> None:
-        assert self.hash(tiny_llama, **change) != self.hash(tiny_llama)
+@pytest.fixture
+def copy(tiny_llama: Path, tmp_path: Path) -> Path:
+    """Copy the checkpoint."""
+    shutil.copytree(tiny_llama, tmp_path / "copy")
+    return tmp_path / "copy"
 
-    def test_other_weights_of_the_same_shapes_have_another_hash(
-        self, tiny_llama: Path, copy: Path
-    ) -> None:
-        model = transformers.AutoModelForCausalLM.from_pretrained(copy, dtype=torch.bfloat16)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.mul_(1.5)
-        model.save_pretrained(copy)
 
-        assert self.hash(copy) != self.hash(tiny_llama)
+def _hash(path: Path, **change: Any) -> str:
+    given = {
+        "layers": LAYERS,
+        "final": "post-norm",
+        "dtype": "bfloat16",
+        "compute_dtype": "bfloat16",
+    }
+    return capture_hash(path, **given | change)
 
-    @pytest.mark.parametrize(
-        ("key", "value", "same"),
-        [
-            ("rms_norm_eps", 1e-3, False),
-            ("quantization_config", {"bits": 4}, False),
-            ("use_cache", False, True),
-            ("transformers_version", "0", True),
-        ],
-    )
-    def test_only_settings_that_change_a_forward_count(
-        self, tiny_llama: Path, copy: Path, key: str, value: object, *, same: bool
-    ) -> None:
-        config = json.loads((copy / "config.json").read_text())
-        (copy / "config.json").write_text(json.dumps(config | {key: value}))
 
-        assert (self.hash(copy) == self.hash(tiny_llama)) is same
+def test_a_copy_has_the_same_hash(tiny_llama: Path, copy: Path) -> None:
+    assert _hash(copy) == _hash(tiny_llama)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"layers": (0, 2, 4)},
+        {"final": "none"},
+        {"dtype": "float32"},
+        {"compute_dtype": "float32"},
+    ],
+)
+def test_another_capture_has_another_hash(tiny_llama: Path, change: dict[str, Any]) -> None:
+    assert _hash(tiny_llama, **change) != _hash(tiny_llama)
+
+
+def test_other_weights_of_the_same_shapes_have_another_hash(tiny_llama: Path, copy: Path) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(copy, dtype=torch.bfloat16)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    model.save_pretrained(copy)
+
+    assert _hash(copy) != _hash(tiny_llama)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "same"),
+    [
+        ("rms_norm_eps", 1e-3, False),
+        ("quantization_config", {"bits": 4}, False),
+        ("use_cache", False, True),
+        ("transformers_version", "0", True),
+    ],
+)
+def test_only_settings_that_change_a_forward_count(
+    tiny_llama: Path, copy: Path, key: str, value: object, *, same: bool
+) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {key: value}))
+
+    assert (_hash(copy) == _hash(tiny_llama)) is same

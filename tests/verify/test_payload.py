@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hsstore.codec import ChunkCodec
-from hsstore.reader import shard_path
+from hsstore.shard import shard_path
 from hsstore.report import BadKind
 from hsstore.shard.index import index_bytes
 from hsstore.shard.reader import ShardReader

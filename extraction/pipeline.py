@@ -192,6 +192,8 @@ class Pipeline:
         fault = self._too_large(sample) or await self._obtain(open_block, sample, salvaged)
         open_block.waiting.discard(sample)
         if fault is not None:
+            if salvaged is not None:
+                self._spool.discard(salvaged)
             self._discharge(sample)
             self._give_up(open_block, sample, fault)
         if not open_block.waiting:

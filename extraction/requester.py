@@ -165,8 +165,10 @@ class Requester:
 
     def _let_answer_finish(self, answer: asyncio.Task[None]) -> None:
         async def finish() -> None:
-            await asyncio.wait({answer}, timeout=ANSWER_SECONDS)
-            answer.cancel()
+            try:
+                await asyncio.wait({answer}, timeout=ANSWER_SECONDS)
+            finally:
+                answer.cancel()
             # The dump is here, or nobody wants it: what the server says now changes nothing.
             await asyncio.gather(answer, return_exceptions=True)
 

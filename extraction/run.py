@@ -82,8 +82,9 @@ class Run:
         HsstoreError
         """
         store, dataset = await asyncio.to_thread(self._prepare)
-        if store is not None and self._is_filled(store):
-            return self._result(store)
+        if store is not None and await asyncio.to_thread(self._is_filled, store):
+            await asyncio.to_thread(self._report_plan, store)
+            return await asyncio.to_thread(self._result, store)
         self._report(phase="waiting for server")
         info = await asyncio.to_thread(
             wait_for_server, self._options.spool, self._options.server_wait_seconds
@@ -94,8 +95,11 @@ class Run:
         async with ServerLink(self._options.server, self._options.max_in_flight) as link:
             if store is None:
                 store = await self._create(link, dataset, info)
-            with Claims(store, self.id) as claims:
+            claims = await asyncio.to_thread(Claims, store, self.id)
+            try:
                 await self._extract(store, claims, link, info)
+            finally:
+                await asyncio.to_thread(claims.release)
         return await asyncio.to_thread(self._result, store)
 
     # --- before the first request -------------------------------------------------------------
@@ -209,7 +213,8 @@ class Run:
                 await asyncio.to_thread(store.record_run, record, golden.bits)
                 self.pipeline = self._pipeline(store, session, sink, info)
                 self.pipeline.adopt(found)
-                await asyncio.to_thread(self._report_start, store)
+                await asyncio.to_thread(self._report_plan, store)
+                self._report(phase="extracting")
                 await self._run_pipeline(store, self.pipeline, record)
         finally:
             sink.close()
@@ -273,10 +278,9 @@ class Run:
 
     # --- reports ------------------------------------------------------------------------------
 
-    def _report_start(self, store: Store) -> None:
+    def _report_plan(self, store: Store) -> None:
         completion = store.completion()
         self._report(
-            phase="extracting",
             samples=len(store),
             complete=int(completion.complete.sum()),
             failed=int((completion.failed > 0).sum()),
@@ -287,7 +291,6 @@ class Run:
         completion = store.completion()
         failed = completion.failed[completion.failed > 0]
         complete = int(completion.complete.sum())
-        self._report(samples=len(store), complete=complete, failed=len(failed))
         if not failed.size:
             return f"complete: all {complete} samples are in {store.path}", 0
         reasons = [

@@ -32,8 +32,9 @@ class RunStatus(Record):
     samples: int = 0
     """In the store's plan."""
     complete: int = 0
-    """Committed, by this run and earlier ones."""
+    """Committed by earlier runs."""
     failed: int = 0
+    """Given up by earlier runs."""
     complete_now: int = 0
     """Committed by this run."""
     tokens_now: int = 0

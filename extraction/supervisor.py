@@ -73,7 +73,7 @@ class _Supervisor:
 
     def _start(self) -> subprocess.Popen[str]:
         worker = subprocess.Popen(
-            [sys.executable, "-m", "extraction.worker", str(self._page.path)],
+            [sys.executable, "-m", "extraction.worker", str(self._page.path), str(os.getpid())],
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

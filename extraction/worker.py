@@ -1,7 +1,7 @@
 """The worker process of `hsstore extract`: all that touches the store, the spool and the server.
 
-Started by the supervisor as ``python -m extraction.worker STATUS_PAGE`` with its options as JSON
-on standard input. It ends with ``os._exit``: a thread that hangs in a write must not keep it.
+Started by the supervisor as ``python -m extraction.worker STATUS_PAGE SUPERVISOR`` (its process
+id) with its options as JSON on standard input. It ends with ``os._exit``: a thread that hangs in a write must not keep it.
 """
 
 from __future__ import annotations
@@ -108,6 +108,8 @@ def main() -> None:
     """Entry point of the process."""
     # When the supervisor dies the kernel sends SIGTERM: what is encoded gets committed.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != int(sys.argv[2]):  # it died before that: nobody would ever stop this run
+        return
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     options = ExtractOptions.model_validate_json(sys.stdin.read())
     asyncio.run(_run_and_exit(options, StatusPage(Path(sys.argv[1]))))

@@ -70,8 +70,8 @@ def _normalise(message: object, field: str) -> Message:
     if not isinstance(message, dict):
         raise FieldError(field, f"an object is expected, not {type(message).__name__}")
     rest = dict(message)
-    role_key = "role" if "role" in rest else "from"
-    content_key = "content" if "content" in rest else "value"
+    role_key = "from" if "from" in rest and "role" not in rest else "role"
+    content_key = "value" if "value" in rest and "content" not in rest else "content"
     name = rest.pop(role_key, None)
     content = rest.pop(content_key, None)
     role = _role(name, f"{field}.{role_key}")

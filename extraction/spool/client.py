@@ -218,8 +218,7 @@ class SpoolClient(SpoolView):
         The server stops capturing a request whose `.part` was removed.
         """
         self._check_closed(rid)
-        for path in (self.directory.part, self.directory.finished, self.directory.error):
-            path(rid).unlink(missing_ok=True)
+        self._remove(rid)
 
     def take_error(self, rid: RequestId) -> CaptureFailure:
         """Read and remove the reason why there is no dump.
@@ -252,17 +251,25 @@ class SpoolClient(SpoolView):
         self.directory.remove_if_empty()
 
     def cleanup(self, run: str) -> None:
-        """Remove every file of one run's requests, finished dumps included."""
+        """Remove every file of one run's requests, finished dumps included.
+
+        Also those that are mapped: the run is over, and only a server that writes into the file
+        could change what a mapping shows.
+        """
         scan = self.scan()
         for rid in {*scan.finished, *scan.partial, *scan.errors}:
             if rid.run == run:
-                self.discard(rid)
+                self._remove(rid)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _remove(self, rid: RequestId) -> None:
+        for path in (self.directory.part, self.directory.finished, self.directory.error):
+            path(rid).unlink(missing_ok=True)
 
     def _check_closed(self, rid: RequestId) -> None:
         dump = self._open.get(rid)

@@ -104,8 +104,8 @@ def test_records_without_an_id_are_named_by_file_and_line(load: Callable[..., An
         ({"messages": "Hi"}, "messages", "a list of messages is expected"),
         ({"messages": ["Hi"]}, "messages[0]", "an object is expected"),
         ({"messages": [{"role": "wizard", "content": ""}]}, "messages[0].role", "'wizard'"),
-        ({"messages": [{"content": "Hi"}]}, "messages[0].from", "missing"),
-        ({"messages": [USER, {"role": "user"}]}, "messages[1].value", "missing"),
+        ({"messages": [{"content": "Hi"}]}, "messages[0].role", "missing"),
+        ({"messages": [USER, {"role": "user"}]}, "messages[1].content", "missing"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "text"),
         (
             {"messages": [{"role": "user", "content": ["a", {"type": "image_url"}]}]},

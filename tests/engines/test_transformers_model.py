@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from extraction.engines.transformers_model import TransformersEngine, fastest_co
 from hsstore.errors import InputError
 
 if TYPE_CHECKING:
-    from pathlib import Path
 
     import numpy.typing as npt
 

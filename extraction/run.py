@@ -123,6 +123,8 @@ class Run:
         options = DatasetOptions(**data.model_dump(exclude={"files"}))
         dataset, report = load_dataset(data.files, self._options.model, options)
         log.info("data: %s", report.summary())
+        for message in [example for examples in report.examples.values() for example in examples]:
+            log.warning("dropped: %s", message)
         return dataset
 
     def _is_filled(self, store: Store) -> bool:

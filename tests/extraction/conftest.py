@@ -1,0 +1,75 @@
+"""One real server for all tests here, and room in shared memory for their stores."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.extraction.processes import Server, remove_spool
+from tests.extraction.tiny import make_checkpoint, make_lengths, write_data
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@pytest.fixture(scope="session")
+def room() -> Iterator[Path]:
+    """Give a directory in shared memory."""
+    with tempfile.TemporaryDirectory(prefix="hsstore-test-", dir="/dev/shm") as path:
+        yield Path(path)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(room: Path) -> Path:
+    """Give a random Llama checkpoint."""
+    return make_checkpoint(room / "model")
+
+
+@pytest.fixture(scope="session")
+def data(room: Path) -> Path:
+    """Give 120 tokenised samples of 1 to 120 tokens, and one of 600, longer than a shard."""
+    lengths = make_lengths(120)
+    return write_data(room / "data.jsonl", [*lengths[:60], 600, *lengths[60:]])
+
+
+@contextmanager
+def _serving(model: Path, *arguments: str) -> Iterator[Server]:
+    with tempfile.TemporaryDirectory(prefix="hsstore-test-", dir="/dev/shm") as path:
+        server = Server(model, Path(path), *arguments)
+        try:
+            yield server.start()
+        finally:
+            server.kill()
+            remove_spool(server)
+
+
+@pytest.fixture(scope="session")
+def _session_server(tiny_model: Path) -> Iterator[Server]:
+    with _serving(tiny_model) as server:
+        yield server.wait()
+
+
+@pytest.fixture
+def server(_session_server: Server) -> Server:
+    """Give the server of the session; whoever stops it has to let it go on."""
+    assert _session_server.alive
+    assert not _session_server.left_in_spool()
+    return _session_server
+
+
+@pytest.fixture
+def start_server() -> Iterator[Callable[..., Server]]:
+    """Start further servers, each with its own spool; they are killed at the end of the test."""
+    with ExitStack() as stack:
+        yield lambda model, *arguments: stack.enter_context(_serving(model, *arguments))
+
+
+@pytest.fixture
+def store(room: Path) -> Iterator[Path]:
+    """Give the path of a store that is not there yet."""
+    with tempfile.TemporaryDirectory(dir=room) as path:
+        yield Path(path) / "store.zarr"

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hsstore.dtype import nonfinite_mask, nonzero_mask
+from hsstore.dtype import bits_dtype, nonfinite_mask, nonzero_mask
 from hsstore.spec import FailureReason
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from extraction.spool import Dump
     from hsstore.spec import Model
 
 ROWS_AT_ONCE = 256
@@ -26,6 +27,31 @@ class Fault:
     reason: FailureReason
     """What to record if the sample is given up."""
     message: str
+
+
+def find_fault(
+    dump: Dump, tokens: npt.NDArray[np.int32], store: str, model: Model
+) -> Fault | None:
+    """Say what in a dump is not what was asked for: its origin, its tokens, its states.
+
+    That rid and length are the file name's was checked when it was opened.
+
+    Parameters
+    ----------
+    tokens : int32 (T,)
+        What was sent.
+    store : str
+        UUID of the store that it must be made for.
+    """
+    for field, found, expected in (
+        ("store", dump.metadata.store, store),
+        ("capture hash", dump.metadata.capture_hash, model.capture_hash),
+        ("dtype", dump.layout.dtype, model.dtype),
+    ):
+        if found != expected:
+            return Fault(FailureReason.BAD_DATA, f"{field} is {found!r}, expected {expected!r}")
+    bits = dump.hidden.view(bits_dtype(model.dtype))
+    return find_token_fault(dump.input_ids, tokens) or find_state_fault(bits, len(tokens), model)
 
 
 def find_token_fault(found: npt.NDArray[np.int32], expected: npt.NDArray[np.int32]) -> Fault | None:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from extraction.check import find_state_fault, find_token_fault
+from extraction.check import find_fault
 from extraction.requester import CaptureFailedError, DumpMissingError, ServerBusyError
 from extraction.server_link import RequestRefusedError, ServerAwayError
 from extraction.spool import DumpError
 from hsstore.create import Golden
-from hsstore.dtype import native_dtype
+from hsstore.dtype import bits_dtype
 from hsstore.errors import InterruptedRunError, RefusedError
 from hsstore.spec import Model, Norm
 
@@ -72,9 +72,15 @@ async def shake_hands(
     spool: SpoolClient,
     rid: RequestId,
     tokens: npt.NDArray[np.int32],
+    store: str,
     model: Model,
 ) -> Golden:
     """Ask for the states of a short prefix, alone, and return them.
+
+    Parameters
+    ----------
+    store : str
+        What this client's session names as its store.
 
     Raises
     ------
@@ -92,15 +98,13 @@ async def shake_hands(
         ) from error
     except (RequestRefusedError, CaptureFailedError, DumpError) as error:
         raise RefusedError(f"handshake: {error}") from error
-    bits = np.array(dump.hidden).view(f"<u{native_dtype(model.dtype).itemsize}")
-    fault = find_token_fault(np.array(dump.input_ids), tokens) or find_state_fault(
-        bits, len(tokens), model
-    )
+    fault = find_fault(dump, tokens, store, model)
+    states = np.array(dump.hidden)
     dump.close()
     spool.give_back(rid)
     if fault is not None:
         raise RefusedError(f"handshake: the server's dump is wrong: {fault.message}")
-    return Golden(tuple(tokens.tolist()), bits)
+    return Golden(tuple(tokens.tolist()), states.view(bits_dtype(model.dtype)))
 
 
 async def _fetch(

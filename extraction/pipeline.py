@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from extraction.block_sink import OpenBlock, payload_bits
+from extraction.block_sink import OpenBlock
 from extraction.budget import ByteBudget
-from extraction.check import Fault, find_state_fault, find_token_fault
+from extraction.check import Fault, find_fault
 from extraction.flight import FlightCap
 from extraction.requester import CaptureFailedError, DumpMissingError, ServerBusyError
 from extraction.server_link import RequestRefusedError, ServerAwayError
@@ -265,7 +265,7 @@ class Pipeline:
         await self._memory_budget.acquire(size)
         try:
             tokens = open_block.tokens[sample]
-            fault = await asyncio.to_thread(self._find_fault, rid, dump, tokens)
+            fault = await asyncio.to_thread(self._find_fault, dump, tokens)
             if fault is not None:
                 dump.close()
                 return fault
@@ -278,24 +278,9 @@ class Pipeline:
         self.spool_budget.recheck()
         return None
 
-    def _find_fault(
-        self, rid: RequestId, dump: Dump, tokens: npt.NDArray[np.int32]
-    ) -> Fault | None:
-        """Say what in a dump is not what the plan asks for."""
+    def _find_fault(self, dump: Dump, tokens: npt.NDArray[np.int32]) -> Fault | None:
         spec = self._store.spec
-        for field, found, expected in (
-            ("rid", dump.metadata.rid, str(rid)),
-            ("store", dump.metadata.store, spec.store),
-            ("capture hash", dump.metadata.capture_hash, spec.model.capture_hash),
-            ("dtype", dump.layout.dtype, spec.model.dtype),
-        ):
-            if found != expected:
-                message = f"{field} is {found!r}, expected {expected!r}"
-                return Fault(FailureReason.BAD_DATA, message)
-        bits = payload_bits(dump, self._store.bits)
-        return find_token_fault(dump.input_ids, tokens) or find_state_fault(
-            bits, tokens.size, spec.model
-        )
+        return find_fault(dump, tokens, spec.store, spec.model)
 
     def _new_rid(self, sample: int) -> RequestId:
         self._sent += 1  # never twice the same, also not after a server's restart

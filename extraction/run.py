@@ -182,7 +182,9 @@ class Run:
         tokens = dataset.input_ids[: min(GOLDEN_ROWS, int(dataset.length[0]))]
         async with self._session(link, HANDSHAKE_STORE, info) as session:
             rid = RequestId(self.id, len(dataset), 0, len(tokens))
-            golden = await shake_hands(session.requester, session.spool, rid, tokens, model)
+            golden = await shake_hands(
+                session.requester, session.spool, rid, tokens, HANDSHAKE_STORE, model
+            )
         return await asyncio.to_thread(self._create_in_thread, dataset, info, golden)
 
     def _create_in_thread(
@@ -237,7 +239,9 @@ class Run:
         else:
             tokens = np.array(prefix, dtype=np.int32)
         rid = RequestId(self.id, len(store), 1, len(tokens))
-        golden = await shake_hands(session.requester, session.spool, rid, tokens, model_of(info))
+        golden = await shake_hands(
+            session.requester, session.spool, rid, tokens, store.spec.store, model_of(info)
+        )
         if prefix:
             expected = await asyncio.to_thread(store.plan_array, "golden")
             refuse_other_golden(expected, golden.bits.view(expected.dtype))

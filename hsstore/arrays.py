@@ -146,7 +146,6 @@ class Arrays:
             fill_value=0,
             dimension_names=layout.dims,
             chunk_key_encoding=_KEYS,
-            config={"write_empty_chunks": True},
         )
 
     def add_states(
@@ -166,7 +165,6 @@ class Arrays:
             fill_value=float("nan"),
             dimension_names=("row", "slot", "hidden"),
             chunk_key_encoding=_KEYS,
-            config={"write_empty_chunks": True},
         )
 
     def write(self, name: str, where: slice, values: npt.NDArray[Any]) -> None:
@@ -223,6 +221,7 @@ class Arrays:
             raise CorruptStoreError(f"array {name} is missing or its zarr.json is bad") from error
         if not isinstance(array, zarr.Array):
             raise CorruptStoreError(f"{name} is not an array")
+        # A chunk of fill values is data too; a bitmap chunk, even all false, is the commit point.
         return array.with_config({"write_empty_chunks": True})
 
     def _path(self, name: str) -> Path:

@@ -31,9 +31,9 @@ def tiny_model(room: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def data(room: Path) -> Path:
-    """Give 120 tokenised samples of 1 to 120 tokens, and one of 600, longer than a shard."""
-    lengths = make_lengths(120)
-    return write_data(room / "data.jsonl", [*lengths[:60], 600, *lengths[60:]])
+    """Give 60 tokenised samples of 1 to 120 tokens, and one of 600, longer than a shard."""
+    lengths = make_lengths(60)
+    return write_data(room / "data.jsonl", [*lengths[:30], 600, *lengths[30:]])
 
 
 @contextmanager

@@ -123,15 +123,16 @@ OPEN_AND_READ = """
 import sys
 import hsstore
 
-def refuse(event, args):
-    flags = args[2] if event == "open" else 0
-    writes = isinstance(flags, int) and flags & 0o3 and sys.argv[1] in str(args[0])
-    if writes or event in {"os.mkdir", "os.rename", "os.remove", "os.truncate", "os.utime"}:
-        raise SystemExit(f"a reader must not write: {event} {args}")
+writes = []
+def note_writes(event, args):
+    opens = event == "open" and isinstance(args[2], int) and args[2] & 0o3
+    changes = event in {"os.mkdir", "os.rename", "os.remove", "os.truncate", "os.utime"}
+    if (opens or changes) and sys.argv[1] in str(args[0]):
+        writes.append((event, args))
 
-sys.addaudithook(refuse)
+sys.addaudithook(note_writes)
 store = hsstore.open(sys.argv[1])
-print(sum(len(store[sample].hidden_states) for sample in range(len(store))), store.runs())
+print(sum(len(store[sample].hidden_states) for sample in range(len(store))), store.runs(), writes)
 """
 
 
@@ -140,14 +141,14 @@ def test_opening_and_reading_write_nothing(directory: Path) -> None:
     fill_store(store)
     before = {path: path.stat() for path in store.path.rglob("*")}
 
-    run = subprocess.run(
+    reader = subprocess.run(
         [sys.executable, "-c", OPEN_AND_READ, str(store.path)],
-        check=False,
-        capture_output=True,
+        check=True,
+        stdout=subprocess.PIPE,
         text=True,
     )
 
-    assert (run.returncode, run.stdout) == (0, f"{sum(LENGTHS)} []\n"), run.stderr
+    assert reader.stdout == f"{sum(LENGTHS)} [] []\n"
     after = {path: path.stat() for path in store.path.rglob("*")}
     assert {path: status.st_mtime_ns for path, status in after.items()} == {
         path: status.st_mtime_ns for path, status in before.items()

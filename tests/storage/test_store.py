@@ -21,9 +21,10 @@ from typing_extensions import override
 
 import hsstore
 from hsstore.arrays import Arrays
-from hsstore.create import Golden, create_store
+from hsstore.create import Golden, LayoutOptions, create_store
 from hsstore.errors import NotExtractedError, RefusedError
 from hsstore.files import PARTIAL_SUFFIX
+from hsstore.shard.reader import ShardReader
 from hsstore.spec import FailureReason, RunRecord
 from hsstore.store import Store
 from hsstore.testing.invariants import (
@@ -38,8 +39,10 @@ from hsstore.testing.stores import (
     make_dataset,
     make_model,
     make_store,
+    payload,
     start_block,
 )
+from hsstore.writer import BlockWriter
 
 REASONS = [reason for reason in FailureReason if reason]
 LENGTHS = [3, 9, 40, 1, 16, 5]
@@ -194,6 +197,50 @@ def test_a_reason_that_a_later_version_added_still_has_a_name(directory: Path) -
 
     assert store.spec.failure_label(FailureReason.REFUSED) == "refused"
     assert store.spec.failure_label(99) == "reason-99"
+
+
+def test_a_block_is_continued_from_what_another_process_committed(directory: Path) -> None:
+    store = make_store(directory / "s.zarr", [3, 3, 3])
+    commit_block(store, 0, [0])
+    assert len(store[0].input_ids) == 3  # the index of this shard is cached now
+    commit_block(Store.open(store.path), 0, [1])
+
+    commit_block(store, 0, [2])
+
+    assert complete_samples(store) == {0, 1, 2}
+    check_set_bits_read_back(Store.open(store.path))
+
+
+def test_only_the_samples_asked_for_are_retried(directory: Path) -> None:
+    store = make_store(directory / "s.zarr", [1] * 9)  # two spans
+    reasons = dict.fromkeys(range(4), FailureReason.REFUSED)
+    commit_block(store, 0, [], reasons)
+    commit_block(store, 2, [], {6: FailureReason.BAD_DATA, 7: FailureReason.BAD_DATA})
+
+    store.reset_failed(np.array([1, 7]))
+
+    assert np.flatnonzero(store.completion().failed).tolist() == [0, 2, 3, 6]
+
+
+def test_the_chunks_of_a_sample_are_contiguous_whether_written_or_copied(
+    directory: Path, encoders: ThreadPoolExecutor
+) -> None:
+    sizes = LayoutOptions(chunk_rows=4, shard_rows=64, span_samples=2)
+    store = make_store(directory / "s.zarr", [9, 48], options=sizes)
+    commit_block(store, 0, [0])
+    block = store.layout.block(0)
+    writer = BlockWriter(store.path, store.layout, "bfloat16", block, run="run", encoders=encoders)
+
+    writer.append(1, payload(store, 1))
+    writer.copy([0], store.payload, [9])
+    store.commit(writer, {}, lambda: None)
+
+    index = ShardReader(store.path / "hidden_states" / "c.0.0.0", 16).index
+    for sample, tokens in enumerate((9, 48)):
+        chunks = [place.chunk for place in store.layout.chunks_of(sample, tokens)]
+        offsets, sizes_bytes = index[chunks].T
+        np.testing.assert_array_equal(offsets[1:], (offsets + sizes_bytes)[:-1])
+    check_set_bits_read_back(store)
 
 
 def test_a_run_that_lost_its_claim_publishes_nothing(directory: Path) -> None:

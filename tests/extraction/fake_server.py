@@ -1,0 +1,253 @@
+"""A server that goes wrong on demand: the same HTTP, the real spool, and faults by sample.
+
+It computes no model: its states are noise that follows from the tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from aiohttp import web
+
+from extraction.spool import (
+    DumpLayout,
+    DumpMetadata,
+    ErrorReason,
+    Norm,
+    RequestId,
+    ServerInfo,
+    SpoolServer,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+HIDDEN = 16
+NAN, INFINITY = 0x7FC0, 0x7F80
+
+
+class Fault(Enum):
+    """What goes wrong with one request."""
+
+    WRONG_TOKENS = auto()
+    NAN_ROW = auto()
+    INFINITY = auto()
+    ZERO_ROW = auto()
+    EQUAL_SLOTS = auto()
+    TRUNCATED = auto()
+    WRONG_DTYPE = auto()
+    WRONG_SHAPE = auto()
+    OTHER_STORE = auto()
+    OTHER_CAPTURE = auto()
+    BAD_REQUEST = auto()
+    SERVER_ERROR = auto()
+    RESET = auto()
+    NO_DUMP = auto()
+    NO_ANSWER = auto()
+    OVERRUN = auto()
+    FULL = auto()
+    ENGINE = auto()
+
+
+def fake_info(spool: SpoolServer, url: str) -> ServerInfo:
+    """Describe a model of 6 layers with three slots."""
+    return ServerInfo(
+        instance=spool.instance,
+        capture_hash="f" * 64,
+        model="fake",
+        num_layers=6,
+        hidden=HIDDEN,
+        layers=(0, 3),
+        final="post-norm",
+        dtype="bfloat16",
+        norm=Norm("rmsnorm", 1e-6, np.ones(HIDDEN, "<f4").tobytes()),
+        engine="fake",
+        engine_version="1",
+        plugin_version="1",
+        pid=1,
+        host="here",
+        url=url,
+    )
+
+
+def fake_states(input_ids: npt.NDArray[np.int32], info: ServerInfo) -> npt.NDArray[np.uint16]:
+    """Return the bits of bfloat16 states for some tokens, shape (T, slots, hidden)."""
+    generator = np.random.default_rng(input_ids.tolist())
+    values = generator.normal(size=(len(input_ids), info.slots, info.hidden)).astype(np.float32)
+    return (values.view(np.uint32) >> 16).astype(np.uint16)
+
+
+class FakeServer:
+    """The application and its spool.
+
+    Attributes
+    ----------
+    faults : dict
+        By sample: what goes wrong with its requests, one after the other; then nothing does.
+    always : dict
+        By sample: what goes wrong with every request.
+    requests : list
+        What was asked for, handshakes left out.
+    """
+
+    def __init__(self, spool: SpoolServer, samples: int) -> None:
+        self.faults: defaultdict[int, list[Fault]] = defaultdict(list)
+        self.always: dict[int, Fault] = {}
+        self.requests: list[RequestId] = []
+        self.most_at_once = 0
+        self.url = ""
+        self.spool = spool
+        self.hold: asyncio.Event | None = None
+        """While set and not fired, no request of a sample is answered."""
+        self._samples = samples
+        self._at_once = 0
+        self._forwards = 0
+        self._hung = asyncio.Event()
+
+    @property
+    def info(self) -> ServerInfo:
+        """What `server.json` says."""
+        assert self.spool._info is not None
+        return self.spool._info
+
+    def attempts(self, sample: int) -> int:
+        """Count the requests for a sample."""
+        return sum(rid.sample == sample for rid in self.requests)
+
+    def application(self) -> web.Application:
+        """Build the HTTP side."""
+        app = web.Application()
+        app.router.add_post("/generate", self._generate)
+        app.router.add_post("/abort_request", self._ok)
+        app.router.add_get("/health", self._ok)
+        return app
+
+    async def _ok(self, _: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _generate(self, http: web.Request) -> web.Response:
+        body = await http.json()
+        rid = RequestId.parse(body["rid"])
+        assert rid is not None
+        assert body["extra_key"] == str(rid)
+        assert body["sampling_params"]["max_new_tokens"] == 0
+        fault = self._next_fault(rid)
+        self._at_once += 1
+        self.most_at_once = max(self.most_at_once, self._at_once)
+        try:
+            if self.hold is not None and rid.sample < self._samples:
+                await self.hold.wait()
+            return await self._answer(http, rid, np.array(body["input_ids"], np.int32), fault)
+        finally:
+            self._at_once -= 1
+            self._forwards += 1
+            self.spool.beat(forwards=self._forwards, queue_depth=0)
+
+    def _next_fault(self, rid: RequestId) -> Fault | None:
+        if rid.sample < self._samples:
+            self.requests.append(rid)
+        queue = self.faults[rid.sample]
+        return queue.pop(0) if queue else self.always.get(rid.sample)
+
+    async def _answer(
+        self, http: web.Request, rid: RequestId, ids: npt.NDArray[np.int32], fault: Fault | None
+    ) -> web.Response:
+        if fault is Fault.BAD_REQUEST:
+            return web.json_response({"error": {"message": "too odd"}}, status=400)
+        if fault is Fault.SERVER_ERROR:
+            return web.json_response({"error": {"message": "out of luck"}}, status=500)
+        if fault is Fault.RESET:
+            assert http.transport is not None
+            http.transport.abort()
+            return web.Response()
+        if fault is not Fault.NO_DUMP:
+            self._capture(rid, ids, fault)
+        if fault is Fault.NO_ANSWER:
+            await self._hung.wait()
+        return web.json_response({"text": "", "meta_info": {"id": str(rid)}})
+
+    def _capture(self, rid: RequestId, ids: npt.NDArray[np.int32], fault: Fault | None) -> None:
+        states = fake_states(ids, self.info)
+        row = len(ids) // 2
+        layout = DumpLayout(len(ids), self.info.slots, self.info.hidden, self.info.dtype)
+        match fault:
+            case Fault.OVERRUN | Fault.FULL | Fault.ENGINE:
+                self.spool.fail(str(rid), ErrorReason[fault.name], "on demand")
+                return
+            case Fault.TRUNCATED:
+                self._write_dump(rid, layout, ids, states, keep=0.7)
+                return
+            case Fault.WRONG_DTYPE:
+                self._write_dump(rid, replace(layout, dtype="float16"), ids, states)
+                return
+            case Fault.WRONG_SHAPE:
+                wider = np.concatenate([states, states[:, :1]], axis=1)
+                self._write_dump(rid, replace(layout, slots=layout.slots + 1), ids, wider)
+                return
+            case Fault.OTHER_STORE:
+                self._write_dump(rid, layout, ids, states, store="another")
+                return
+            case Fault.OTHER_CAPTURE:
+                self._write_dump(rid, layout, ids, states, capture_hash="0" * 64)
+                return
+            case Fault.WRONG_TOKENS:
+                ids = ids.copy()
+                ids[row] += 1
+            case Fault.NAN_ROW:
+                states[row, 1] = NAN
+            case Fault.INFINITY:
+                states[row, -1, 3] = INFINITY
+            case Fault.ZERO_ROW:
+                states[row, 0] = 0
+            case Fault.EQUAL_SLOTS:
+                states[:, 2] = states[:, 0]
+        half = len(ids) // 2
+        for part in (slice(half, None), slice(0, half)):  # in pieces, and not in order
+            self.spool.put(str(rid), part.indices(len(ids))[0], states[part], ids[part])
+
+    def _write_dump(
+        self,
+        rid: RequestId,
+        layout: DumpLayout,
+        ids: npt.NDArray[np.int32],
+        states: npt.NDArray[np.uint16],
+        *,
+        keep: float = 1.0,
+        **metadata: str,
+    ) -> None:
+        """Leave a dump that no sound server would."""
+        client = self.spool._registered_client()
+        assert client is not None
+        usual = DumpMetadata(str(rid), self.info.instance, self.info.capture_hash, client.store)
+        header = layout.header(replace(usual, **metadata))
+        content = header + ids.astype("<i4").tobytes() + states.tobytes()
+        assert len(content) == layout.size_bytes
+        self.spool.directory.write(
+            self.spool.directory.finished(rid), content[: int(keep * len(content))]
+        )
+
+
+@asynccontextmanager
+async def serve_fake(spool: Path, samples: int, **changes: Any) -> AsyncIterator[FakeServer]:
+    """Serve for a store of so many samples; `changes` are fields of its `ServerInfo`."""
+    with SpoolServer(spool) as spool_server:
+        fake = FakeServer(spool_server, samples)
+        runner = web.AppRunner(fake.application(), shutdown_timeout=0.1, handler_cancellation=True)
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            fake.url = "http://127.0.0.1:{}".format(runner.addresses[0][1])
+            spool_server.announce(replace(fake_info(spool_server, fake.url), **changes))
+            yield fake
+        finally:
+            await runner.cleanup()

@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test check schemas bench wheel clean
+.PHONY: demo test test-newer check schemas bench wheel clean
 
 demo: .venv/demo-ready
 	$(BIN)/python tools/demo.py
@@ -27,6 +27,14 @@ schemas: .venv/ready
 
 bench: .venv/test-ready
 	$(BIN)/python tools/bench_ingest.py
+
+# The storage library on a newer Python, which means a newer zarr too; torch is not needed for it.
+NEWER_PYTHON ?= python3.12
+test-newer:
+	$(NEWER_PYTHON) -m venv build/newer-venv
+	build/newer-venv/bin/pip install --quiet --upgrade pip
+	build/newer-venv/bin/pip install --quiet --editable . --group test
+	build/newer-venv/bin/python -m pytest tests/storage tests/verify tests/cli
 
 # Builds the wheel and tries it in an environment of its own, away from the sources.
 wheel: .venv/ready

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
     from zarr.core.buffer import Buffer
-    from zarr.core.common import AccessModeLiteral
 
     from hsstore.dtype import DTypeName
     from hsstore.layout import Geometry
@@ -53,13 +52,11 @@ _BAD_METADATA = (BaseZarrError, ValueError, KeyError, TypeError, AttributeError,
 class DurableStore(LocalStore):
     """A local Zarr store whose every write is fsynced, its directory too, before it returns."""
 
-    @override
-    async def _open(self, *, mode: AccessModeLiteral | None = None) -> None:
-        # LocalStore would create a missing directory here. Opening must change nothing: the
-        # store may be missing, or on a read-only mount.
-        if not self.root.is_dir():
-            raise FileNotFoundError(f"{self.root} is not a directory")
-        await super(LocalStore, self)._open()
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        # LocalStore opens itself late, and creates a missing directory then. Opening must change
+        # nothing: the store may be missing, or on a read-only mount.
+        self._is_open = True
 
     @override
     async def set(self, key: str, value: Buffer) -> None:
@@ -70,6 +67,13 @@ class DurableStore(LocalStore):
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:
         if not await self.exists(key):
             await self.set(key, value)
+
+
+    @override
+    def set_sync(self, key: str, value: Buffer) -> None:
+        """Write at once: how zarr >= 3.2 writes where all codecs can."""
+        self._check_writable()
+        _write(self.root / key, value)
 
 
 def _write(path: Path, value: Buffer) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from tests.extraction.processes import Server, remove_spool
 from tests.extraction.tiny import make_checkpoint, make_lengths, write_data
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 
 @pytest.fixture(scope="session")
@@ -53,19 +53,25 @@ def _session_server(tiny_model: Path) -> Iterator[Server]:
         yield server.wait()
 
 
+@pytest.fixture(scope="session")
+def _other_session_server(room: Path) -> Iterator[Server]:
+    with _serving(make_checkpoint(room / "other-model", seed=1)) as server:
+        yield server.wait()
+
+
+@pytest.fixture
+def other_server(_other_session_server: Server) -> Server:
+    """Give a second server, of another checkpoint of the same shape."""
+    assert _other_session_server.alive
+    return _other_session_server
+
+
 @pytest.fixture
 def server(_session_server: Server) -> Server:
     """Give the server of the session; whoever stops it has to let it go on."""
     assert _session_server.alive
-    assert not _session_server.left_in_spool()
+    _session_server.clear_spool()  # of what a test that failed has left
     return _session_server
-
-
-@pytest.fixture
-def start_server() -> Iterator[Callable[..., Server]]:
-    """Start further servers, each with its own spool; they are killed at the end of the test."""
-    with ExitStack() as stack:
-        yield lambda model, *arguments: stack.enter_context(_serving(model, *arguments))
 
 
 @pytest.fixture

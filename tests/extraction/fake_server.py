@@ -79,10 +79,13 @@ def fake_info(spool: SpoolServer, url: str) -> ServerInfo:
     )
 
 
-def fake_states(input_ids: npt.NDArray[np.int32], info: ServerInfo) -> npt.NDArray[np.uint16]:
+def fake_states(
+    input_ids: npt.NDArray[np.int32], info: ServerInfo, offset: float = 0.0
+) -> npt.NDArray[np.uint16]:
     """Return the bits of bfloat16 states for some tokens, shape (T, slots, hidden)."""
     generator = np.random.default_rng(input_ids.tolist())
-    values = generator.normal(size=(len(input_ids), info.slots, info.hidden)).astype(np.float32)
+    shape = (len(input_ids), info.slots, info.hidden)
+    values = generator.normal(offset, size=shape).astype(np.float32)
     return (values.view(np.uint32) >> 16).astype(np.uint16)
 
 
@@ -106,6 +109,10 @@ class FakeServer:
         self.most_at_once = 0
         self.url = ""
         self.spool = spool
+        self.key = ""
+        """API key, if it wants one."""
+        self.offset = 0.0
+        """Added to all states: another model."""
         self.hold: asyncio.Event | None = None
         """While set and not fired, no request of a sample is answered."""
         self._samples = samples
@@ -135,6 +142,8 @@ class FakeServer:
         return web.Response()
 
     async def _generate(self, http: web.Request) -> web.Response:
+        if self.key and http.headers.get("Authorization") != f"Bearer {self.key}":
+            return web.json_response({"error": {"message": "Unauthorized"}}, status=401)
         body = await http.json()
         rid = RequestId.parse(body["rid"])
         assert rid is not None
@@ -176,7 +185,7 @@ class FakeServer:
         return web.json_response({"text": "", "meta_info": {"id": str(rid)}})
 
     def _capture(self, rid: RequestId, ids: npt.NDArray[np.int32], fault: Fault | None) -> None:
-        states = fake_states(ids, self.info)
+        states = fake_states(ids, self.info, self.offset)
         row = len(ids) // 2
         layout = DumpLayout(len(ids), self.info.slots, self.info.hidden, self.info.dtype)
         match fault:
@@ -184,7 +193,7 @@ class FakeServer:
                 self.spool.fail(str(rid), ErrorReason[fault.name], "on demand")
                 return
             case Fault.TRUNCATED:
-                self._write_dump(rid, layout, ids, states, keep=0.7)
+                self._write_dump(rid, layout, ids, states, missing_bytes=1)
                 return
             case Fault.WRONG_DTYPE:
                 self._write_dump(rid, replace(layout, dtype="float16"), ids, states)
@@ -221,7 +230,7 @@ class FakeServer:
         ids: npt.NDArray[np.int32],
         states: npt.NDArray[np.uint16],
         *,
-        keep: float = 1.0,
+        missing_bytes: int = 0,
         **metadata: str,
     ) -> None:
         """Leave a dump that no sound server would."""
@@ -231,9 +240,8 @@ class FakeServer:
         header = layout.header(replace(usual, **metadata))
         content = header + ids.astype("<i4").tobytes() + states.tobytes()
         assert len(content) == layout.size_bytes
-        self.spool.directory.write(
-            self.spool.directory.finished(rid), content[: int(keep * len(content))]
-        )
+        kept = content[: len(content) - missing_bytes]
+        self.spool.directory.write(self.spool.directory.finished(rid), kept)
 
 
 @asynccontextmanager
@@ -241,7 +249,9 @@ async def serve_fake(spool: Path, samples: int, **changes: Any) -> AsyncIterator
     """Serve for a store of so many samples; `changes` are fields of its `ServerInfo`."""
     with SpoolServer(spool) as spool_server:
         fake = FakeServer(spool_server, samples)
-        runner = web.AppRunner(fake.application(), shutdown_timeout=0.1, handler_cancellation=True)
+        runner = web.AppRunner(
+            fake.application(), shutdown_timeout=0.1, handler_cancellation=True, access_log=None
+        )
         await runner.setup()
         try:
             site = web.TCPSite(runner, "127.0.0.1", 0)

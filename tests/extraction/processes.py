@@ -103,6 +103,18 @@ class Server:
                 self.signal(signal.SIGKILL)
             self._process.wait()
 
+    def settle(self) -> None:
+        """Wait until it has done what it had in hand."""
+        last = -1
+        while (now := self.forwards) != last:
+            last = now
+            time.sleep(0.3)
+
+    def clear_spool(self) -> None:
+        """Remove what no live client needs."""
+        for path in self.spool.glob("hs-*"):
+            path.unlink()
+
     def left_in_spool(self) -> list[str]:
         """Name what lies in the spool beside what the server itself keeps there."""
         own = {"server.lock", "server.json", "heartbeat", "free"}

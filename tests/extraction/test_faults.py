@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -132,10 +133,14 @@ async def test_a_server_without_room_is_asked_for_less_at_once(
     fake: Callable[..., Any], store: Path, few: Path
 ) -> None:
     async with fake() as server:
-        for sample in range(4):
-            server.faults[sample] = [Fault.OVERRUN]
+        server.faults |= {sample: [Fault.OVERRUN] for sample in range(4)}
+        server.hold = asyncio.Event()
 
-        outcome = await run_on(server, store, few, max_in_flight=16)
+        run = asyncio.create_task(run_on(server, store, few, max_in_flight=16))
+        while server.most_at_once < 16:
+            await asyncio.sleep(0.01)
+        server.hold.set()
+        outcome = await run
 
         assert outcome.code == 0
         assert server.most_at_once == 16

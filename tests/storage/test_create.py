@@ -35,7 +35,8 @@ from pathlib import Path
 from hsstore.testing.stores import make_store
 
 any(os.fork() == 0 for _ in range(9))  # ends early in a child
-print(make_store(Path(sys.argv[1]), [3, 9, 40]).spec.store)
+uuid = make_store(Path(sys.argv[1]), [3, 9, 40]).spec.store
+os.write(1, f"{uuid}\\n".encode())  # one write, so that lines stay whole
 """
 
 

@@ -1,0 +1,232 @@
+"""Signals and deaths of the processes of a run, with real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import psutil
+import pytest
+
+from extraction.spool import RequestId
+from extraction.status import StatusPage
+from hsstore.store import Store
+from tests.extraction.processes import (
+    SMALL_STORE,
+    Ended,
+    Extraction,
+    left_claims,
+    verify,
+    wait_until,
+)
+from tests.extraction.running import run_here
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.extraction.processes import Server
+
+
+@pytest.fixture
+def stuck(server: Server, store: Path, data: Path) -> Iterator[Extraction]:
+    """Give a run that has committed something and waits for a server that stands still."""
+    run = Extraction(store, server, "--data", data, *SMALL_STORE, "--grace", "30")
+    try:
+        server.wait_for_forwards(server.forwards + 30)
+        server.signal(signal.SIGSTOP)
+        run.wait_for(lambda status: status.complete_now > 0 and status.in_flight > 0)
+        yield run
+    finally:
+        server.signal(signal.SIGCONT)
+        run.kill()
+
+
+def resume(store: Path, server: Server) -> None:
+    """Run to the end in this process, and check that nothing complete was touched."""
+    before = Store.open(store).completion()
+    server.settle()
+    forwards = server.forwards
+
+    outcome = asyncio.run(run_here(store, server.url, server.spool))
+
+    after = Store.open(store).completion()
+    assert outcome.code == 0, outcome.message
+    assert before.complete.any()
+    assert np.array_equal(after.digest[before.complete], before.digest[before.complete])
+    pending = np.count_nonzero(~before.complete)
+    assert outcome.status.complete_now == pending
+    assert server.forwards - forwards <= pending + 1  # the handshake
+    assert outcome.status.complete == len(after.complete) - pending
+    assert after.complete.all()
+    assert left_claims(store) == []
+    verify(store)
+
+
+def check_stopped(ended: Ended) -> None:
+    """Exit code, message, no noise."""
+    assert ended.code == 75, ended.log
+    assert "To continue, run the same command again" in ended.log
+    assert "Traceback" not in ended.log
+    assert "never retrieved" not in ended.log
+    assert "was destroyed" not in ended.log
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_commits_what_has_arrived_and_ends_though_the_server_stands_still(
+    stuck: Extraction, server: Server, store: Path, number: signal.Signals
+) -> None:
+    before = stuck.status()
+    assert before is not None
+
+    sent = stuck.signal(number)
+    ended = stuck.wait()
+    seconds = time.monotonic() - sent
+
+    completion = Store.open(store).completion()
+    complete = np.count_nonzero(completion.complete)
+    check_stopped(ended)
+    assert seconds < 10
+    assert f"interrupted; this run committed {complete} samples" in ended.log
+    assert complete >= before.complete_now
+    assert Store.open(store).length[completion.complete].sum() >= before.tokens_now
+    assert server.left_in_spool() == []
+    assert left_claims(store) == []
+    assert [run.result for run in Store.open(store).runs()] == ["interrupted"]
+    server.signal(signal.SIGCONT)
+    resume(store, server)
+
+
+def test_a_second_signal_ends_at_once_though_the_worker_hangs(
+    stuck: Extraction, server: Server, store: Path
+) -> None:
+    worker = stuck.worker()
+    assert worker is not None
+    worker.suspend()
+
+    stuck.signal(signal.SIGTERM)
+    time.sleep(0.5)
+    assert stuck.process.poll() is None
+    sent = stuck.signal(signal.SIGINT)
+    ended = stuck.wait()
+
+    check_stopped(ended)
+    assert time.monotonic() - sent < 3
+    assert "stopped without waiting for the worker" in ended.log
+    wait_until(lambda: not worker.is_running())
+    server.signal(signal.SIGCONT)
+    resume(store, server)
+
+
+def test_the_grace_period_ends_a_run_whose_worker_hangs(server: Server, store: Path) -> None:
+    run = Extraction(store, server, "--data", "/nonexistent", "--grace", "0.5")
+    wait_until(lambda: run.worker() is not None)
+    worker = run.worker()
+    assert worker is not None
+    worker.suspend()
+
+    sent = run.signal(signal.SIGTERM)
+    ended = run.wait()
+
+    check_stopped(ended)
+    assert 0.5 <= time.monotonic() - sent < 5
+
+
+@pytest.mark.crash
+def test_a_killed_worker_is_reported_and_costs_nothing_committed(
+    stuck: Extraction, server: Server, store: Path
+) -> None:
+    worker = stuck.worker()
+    assert worker is not None
+
+    worker.kill()
+    ended = stuck.wait()
+
+    check_stopped(ended)
+    assert "the worker was killed by signal 9 (Killed)" in ended.log
+    assert left_claims(store)  # of a dead run: the next one inherits them
+    server.signal(signal.SIGCONT)
+    resume(store, server)
+
+
+@pytest.mark.crash
+def test_a_killed_supervisor_takes_its_worker_along_which_commits_first(
+    stuck: Extraction, server: Server, store: Path
+) -> None:
+    worker, before = stuck.worker(), stuck.status()
+    assert worker is not None
+    assert before is not None
+
+    stuck.process.kill()
+    stuck.process.wait()
+    wait_until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, 15)
+
+    status = stuck.status()
+    completion = Store.open(store).completion()
+    assert status is not None
+    assert (status.phase, status.exit_code) == ("ended", 75)
+    assert np.count_nonzero(completion.complete) == status.complete_now >= before.complete_now
+    assert server.left_in_spool() == []
+    assert left_claims(store) == []
+    server.signal(signal.SIGCONT)
+    resume(store, server)
+
+
+def test_a_worker_whose_supervisor_died_before_it_could_tell_does_nothing(store: Path) -> None:
+    page = StatusPage.create(store.parent)
+
+    result = subprocess.run(
+        [sys.executable, "-m", "extraction.worker", str(page.path), str(os.getppid())],
+        input="{}",
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+
+    assert (result.returncode, result.stderr) == (0, "")
+    assert page.read() is None
+
+
+@pytest.mark.crash
+def test_dumps_of_a_killed_run_are_used_and_the_rest_is_removed(
+    server: Server, store: Path, data: Path
+) -> None:
+    one_block = ("--shard-rows", str(1 << 20), "--chunk-rows", "16")
+    run = Extraction(store, server, "--data", data, *one_block)
+    try:
+        server.wait_for_forwards(server.forwards + 20)
+        server.signal(signal.SIGSTOP)
+        run.wait_for(lambda status: status.tokens_now > 0)
+        run.kill()
+    finally:
+        server.signal(signal.SIGCONT)
+    server.settle()
+    finished = {
+        RequestId.parse(path.stem): path for path in server.spool.glob("hs-*.safetensors")
+    }
+    pieces = [server.spool / f"hs-dead-{sample}-1-5.part" for sample in range(3)]
+    foreign = server.spool / "notes.txt"
+    for path in (*pieces, foreign):
+        path.write_text("left behind")
+    damaged, *_ = finished.values()
+    os.truncate(damaged, 5000)
+    forwards = server.forwards
+
+    outcome = asyncio.run(run_here(store, server.url, server.spool))
+
+    used = len(finished) - 1
+    assert used >= 10
+    assert outcome.code == 0, outcome.message
+    # The dead run may have left a reason, or a part, of the requests that were under way.
+    assert f"of a dead run's dumps, {used} are used and " in outcome.log
+    assert "files in the spool that are not ours: notes.txt" in outcome.log
+    assert server.forwards - forwards == 61 - used + 1
+    assert server.left_in_spool() == ["notes.txt"]
+    foreign.unlink()
+    verify(store)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from hsstore.layout import Block
     from hsstore.spec import FailureReason
     from hsstore.store import Store
+
+
+RELEASE_TRIES = 1000
+RELEASE_SECONDS = 0.001
 
 
 @dataclass(slots=True)
@@ -45,6 +50,8 @@ class OpenBlock:
     """Samples that are given up, and that is not committed."""
     writer: BlockWriter | None = None
     committing: asyncio.Task[None] | None = None
+    parked: bool = False
+    """Committed in part while samples are still missing; counts as open no more."""
     changed_at_seconds: float = 0.0
     """Loop time of the last append."""
 
@@ -112,16 +119,11 @@ class BlockSink:
         while open_block.appended or open_block.failed or open_block.committing:
             if open_block.committing is None:
                 open_block.committing = asyncio.create_task(self._commit(open_block))
+            task = open_block.committing
             # A failed commit stays here, so that whoever comes next learns of it too.
-            await asyncio.shield(open_block.committing)
-            open_block.committing = None
-
-    def discard(self, open_block: OpenBlock) -> None:
-        """Drop what a block holds after an error; its samples stay pending."""
-        if open_block.writer is not None:
-            open_block.writer.discard()
-            open_block.writer = None
-        open_block.appended.clear()
+            await asyncio.shield(task)
+            if open_block.committing is task:
+                open_block.committing = None
 
     def close(self) -> None:
         """End the threads. Does not wait for a disk that does not answer."""
@@ -137,6 +139,7 @@ class BlockSink:
                 await loop.run_in_executor(self._disk, self._append_batch, batch)
             except Exception as error:  # noqa: BLE001  # every waiter gets it
                 for item in batch:
+                    item.open_block.appended.clear()  # its writer is gone: they stay pending
                     _fail(item.done, error)
             else:
                 for item in batch:
@@ -153,12 +156,12 @@ class BlockSink:
                 self._writer(item.open_block).flush()
         except BaseException:
             for item in batch:
-                self.discard(item.open_block)
+                _drop_writer(item.open_block)
                 with contextlib.suppress(DumpInUseError):  # an encoder may still read it
                     item.dump.close()
             raise
         for item in batch:
-            item.dump.close()
+            _close(item.dump)
 
     def _writer(self, open_block: OpenBlock) -> BlockWriter:
         if open_block.writer is not None:
@@ -191,13 +194,13 @@ class BlockSink:
                 self._disk, self._commit_in_thread, open_block, failed
             )
         except Exception:
-            self.discard(open_block)
+            open_block.appended.clear()
             raise
         open_block.appended -= committed
         row_bytes = self._store.spec.geometry.row_bytes
         self.bytes_committed += sum(open_block.tokens[s].size for s in committed) * row_bytes
         for sample in failed:
-            del open_block.failed[sample]
+            open_block.failed.pop(sample)
         self.committed += len(committed)
 
     def _commit_in_thread(
@@ -213,6 +216,25 @@ class BlockSink:
             raise
         self.bytes_stored += writer.bytes_written
         return committed
+
+
+def _drop_writer(open_block: OpenBlock) -> None:
+    if open_block.writer is not None:
+        open_block.writer.discard()
+        open_block.writer = None
+
+
+def _close(dump: Dump) -> None:
+    """Drop a dump's mapping, once its encoders have let go of it."""
+    for _ in range(RELEASE_TRIES):
+        try:
+            dump.close()
+        except DumpInUseError:
+            # A future has its result before its thread forgets the arguments.
+            time.sleep(RELEASE_SECONDS)
+        else:
+            return
+    dump.close()
 
 
 def payload_bits(dump: Dump, bits: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -29,9 +29,7 @@ class Fault:
     message: str
 
 
-def find_fault(
-    dump: Dump, tokens: npt.NDArray[np.int32], store: str, model: Model
-) -> Fault | None:
+def find_fault(dump: Dump, tokens: npt.NDArray[np.int32], store: str, model: Model) -> Fault | None:
     """Say what in a dump is not what was asked for: its origin, its tokens, its states.
 
     That rid and length are the file name's was checked when it was opened.

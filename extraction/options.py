@@ -51,5 +51,7 @@ class ExtractOptions(Record):
     """How long to wait for a server that is starting, or that went away."""
     retry_failed: bool = False
     skip_too_large: bool = False
+    take_over: bool = False
+    """Take the claims of runs whose death cannot be proven from here."""
     dry_run: bool = False
     grace_seconds: float = 20.0

@@ -20,6 +20,7 @@ import numpy as np
 from extraction.block_sink import OpenBlock
 from extraction.budget import ByteBudget
 from extraction.check import Fault, find_fault
+from extraction.failure_limit import FailureLimit
 from extraction.flight import FlightCap
 from extraction.requester import CaptureFailedError, DumpMissingError, ServerBusyError
 from extraction.server_link import RequestRefusedError, ServerAwayError
@@ -41,16 +42,12 @@ log = logging.getLogger(__name__)
 MIN_OPEN_BLOCKS = 4
 MAX_OPEN_BLOCKS = 64
 STRAGGLER_SECONDS = 30.0
-"""When no new block may be opened and the oldest got nothing for so long, it is committed in
-part; what comes later reopens it."""
+"""When no new block may be opened, those that got nothing for so long are committed in part; what
+comes later reopens them."""
 FIRST_PAUSE_SECONDS = 0.25
 MAX_PAUSE_SECONDS = 10.0
 AWAY_COSTS_AN_ATTEMPT = 8
 """A sample whose request alone breaks so often in a row, while the server is healthy, is bad."""
-
-
-class TooManyFailuresError(HsstoreError):
-    """More samples failed than the user allows; the cause is the last reason."""
 
 
 class Pipeline:
@@ -82,8 +79,8 @@ class Pipeline:
         self._salvage: dict[int, RequestId] = {}
         self._sent = 0
         self._closed = asyncio.Event()
-        self._failures = 0
-        self._failed_in_row = 0
+        allowed = math.ceil(options.max_failures * len(store))
+        self._failure_limit = FailureLimit(allowed, options.max_failures_in_row)
         self.retries = 0
         self.failed_now = 0
         self.tokens_appended = 0
@@ -120,6 +117,7 @@ class Pipeline:
         for block_index, samples in self._by_block(np.flatnonzero(completion.pending)):
             await self._wait_for_room()
             open_block = await asyncio.to_thread(self._open, block_index, samples)
+            open_block.changed_at_seconds = asyncio.get_running_loop().time()
             self.open_blocks[block_index] = open_block
             for sample in samples:
                 await self._admit(sample)
@@ -138,12 +136,15 @@ class Pipeline:
         return OpenBlock(self._store.layout.block(block_index), tokens, set(samples))
 
     async def _wait_for_room(self) -> None:
-        while len(self.open_blocks) >= self._open_cap():
+        while self._open_count() >= self._open_cap():
             self._closed.clear()
             try:
                 await asyncio.wait_for(self._closed.wait(), STRAGGLER_SECONDS)
             except TimeoutError:
-                await self._commit_stragglers()
+                await self._park_stragglers()
+
+    def _open_count(self) -> int:
+        return sum(not block.parked for block in self.open_blocks.values())
 
     def _open_cap(self) -> int:
         """Return how many blocks may be open: few, but enough to keep the server busy."""
@@ -152,11 +153,13 @@ class Pipeline:
             return MIN_OPEN_BLOCKS
         return MAX_OPEN_BLOCKS
 
-    async def _commit_stragglers(self) -> None:
-        oldest = next(iter(self.open_blocks.values()))
-        still = asyncio.get_running_loop().time() - oldest.changed_at_seconds
-        if oldest.appended and still > STRAGGLER_SECONDS:
-            await self._commit(oldest)
+    async def _park_stragglers(self) -> None:
+        """Commit in part what got nothing for long, so that other blocks can be opened."""
+        now = asyncio.get_running_loop().time()
+        for open_block in list(self.open_blocks.values()):
+            if now - open_block.changed_at_seconds > STRAGGLER_SECONDS:
+                open_block.parked = True
+                await self._commit(open_block)
 
     async def _admit(self, sample: int) -> None:
         if sample in self._charges or self._too_large(sample):  # salvaged, or never asked for
@@ -211,11 +214,11 @@ class Pipeline:
             try:
                 fault = await self._attempt(open_block, sample, salvaged)
                 if fault is None:
-                    self._failed_in_row = 0
+                    self._failure_limit.good()
                     return None
                 attempts += 1
             except ServerBusyError as error:
-                self.flight.busy()
+                self._make_room(sample)
                 fault = Fault(FailureReason.REFUSED, str(error))
             except ServerAwayError as error:
                 self._requester.park()
@@ -228,6 +231,12 @@ class Pipeline:
             salvaged = None
             await asyncio.sleep(pause)
             pause = min(2 * pause, MAX_PAUSE_SECONDS)
+
+    def _make_room(self, sample: int) -> None:
+        """Answer a spool that is full whatever our budget says: others may use its memory too."""
+        self.flight.busy()
+        self._relieve(self._dump_bytes(sample))
+        self._spool.trim_free(0)
 
     async def _attempt(
         self, open_block: OpenBlock, sample: int, salvaged: RequestId | None
@@ -333,18 +342,7 @@ class Pipeline:
         open_block.failed[sample] = fault.reason
         self.failed_now += 1
         log.warning("sample %d failed (%s): %s", sample, fault.reason.label, fault.message)
-        if fault.reason is FailureReason.TOO_LARGE:  # known before the start, and asked for
-            return
-        self._failures += 1
-        self._failed_in_row += 1
-        allowed = math.ceil(self._options.max_failures * len(self._store))
-        in_row = self._options.max_failures_in_row
-        if self._failures > allowed or self._failed_in_row >= in_row:
-            raise TooManyFailuresError(
-                f"{self._failures} samples failed, {self._failed_in_row} in a row (allowed are "
-                f"{allowed} in all, {in_row - 1} in a row); the last one, sample {sample}: "
-                f"{fault.message}. Mend the cause and run again with --retry-failed"
-            )
+        self._failure_limit.bad(sample, fault)
 
     def _note_retry(self, sample: int, fault: Fault) -> None:
         self.retries += 1
@@ -353,10 +351,10 @@ class Pipeline:
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the error that ended the run: an expected one before a bug, the first of its kind."""
-    flat = [e for e in _flatten(errors) if not isinstance(e, asyncio.CancelledError)]
-    bugs = [error for error in flat if not isinstance(error, HsstoreError)]
-    return [*bugs, *flat][0]
+    """Return the error that ended the run: an expected one before what followed from it."""
+    flat = [error for error in _flatten(errors) if not isinstance(error, asyncio.CancelledError)]
+    expected = [error for error in flat if isinstance(error, HsstoreError)]
+    return [*expected, *flat][0]
 
 
 def _flatten(errors: BaseExceptionGroup[BaseException]) -> list[BaseException]:

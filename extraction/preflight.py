@@ -98,6 +98,7 @@ def preflight(
     space: Space,
     spool_budget_bytes: int,
     memory_bytes: int,
+    memory_free_bytes: int,
     skip_too_large: bool,
 ) -> Preflight:
     """Compare what a run needs with what is there. Pure: no I/O.
@@ -139,6 +140,11 @@ def preflight(
         warnings.append(
             f"{space.free_bytes / 1e9:,.2f} GB are free for {raw / 1e9:,.2f} GB raw: it will be "
             "tight, should these states compress badly"
+        )
+    if memory_free_bytes < memory_bytes:
+        warnings.append(
+            f"the memory budget is {memory_bytes:,} bytes, {memory_free_bytes:,} are free: lower "
+            "it with --memory-gb"
         )
     files = shards + 3 * layout.spans
     if space.free_files is not None and space.free_files < files:

@@ -38,16 +38,16 @@ def open_display() -> Display:
 
 
 class Rates:
-    """Speed since the first token of this run, and what is left."""
+    """Speed since this run began to extract, and what is left."""
 
     def __init__(self) -> None:
         self._started: float | None = None
 
     def line(self, status: RunStatus) -> str:
         """Describe a state in one line, without its phase."""
-        if status.tokens_now and self._started is None:
+        if status.phase == "extracting" and self._started is None:
             self._started = time.monotonic()
-        seconds = max(time.monotonic() - (self._started or time.monotonic()), 1e-3)
+        seconds = max(time.monotonic() - (self._started or time.monotonic()), 1.0)
         done = status.complete + status.complete_now
         text = (
             f"{done:,}/{status.samples:,} samples  {status.tokens_now / seconds:,.0f} tokens/s  "

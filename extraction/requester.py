@@ -27,6 +27,10 @@ POLL_SECONDS = 1.0
 ANSWER_SECONDS = 5.0
 """How long an answer may lag behind its dump before its connection is dropped."""
 
+ABORT_SECONDS = 1.0
+REASON_SECONDS = 0.5
+"""How long the spool's own word about a failure may lag behind the answer."""
+
 NO_FAULT = {ErrorReason.FULL, ErrorReason.OVERRUN}
 """Reasons that lie with the server's load, not with the sample."""
 
@@ -92,9 +96,11 @@ class Requester:
         except asyncio.CancelledError:  # `abort_all` tells the server
             self._watch.forget(rid)
             raise
-        except Exception:
+        except Exception as error:
             self._watch.forget(rid)
             self._in_flight.discard(rid)
+            if isinstance(error, DumpMissingError):  # the server may still be at it
+                await self._link.abort(str(rid), ABORT_SECONDS)
             raise
         finally:
             self._let_answer_finish(answer)
@@ -140,11 +146,18 @@ class Requester:
         self, arrival: asyncio.Future[CaptureFailure | None], answer: asyncio.Task[None]
     ) -> None:
         loop = asyncio.get_running_loop()
+        instance = self._instance()
         sent = answered = loop.time()
         waiting: set[asyncio.Future[CaptureFailure | None] | asyncio.Task[None]] = {arrival, answer}
         while not arrival.done():
-            await asyncio.wait(waiting, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(
+                waiting, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done and self._instance() != instance:
+                raise ServerAwayError("the server that had this request is gone, and its dump too")
             if answer in waiting and answer.done():
+                if not arrival.done() and answer.exception() is not None:
+                    await asyncio.wait({arrival}, timeout=REASON_SECONDS)
                 if not arrival.done():
                     answer.result()  # raises what the server said
                 answered = loop.time()
@@ -154,6 +167,10 @@ class Requester:
         failure = arrival.result()
         if failure is not None:
             _raise_for(failure)
+
+    def _instance(self) -> str | None:
+        info = self._spool.server()
+        return info.instance if info else None
 
     def _expire(self, waited_seconds: float, *, has_answer: bool) -> None:
         if waited_seconds < self._timeout_seconds:

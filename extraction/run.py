@@ -19,6 +19,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import numpy as np
+import psutil
 
 from extraction.block_sink import BlockSink
 from extraction.dataset import DatasetOptions, load_dataset, tokenizer_hash
@@ -38,7 +39,7 @@ from extraction.spool import RequestId, SpoolView
 from hsstore.claims import Claims
 from hsstore.create import LayoutOptions, create_store, layout_for
 from hsstore.errors import HsstoreError, InputError, OutputError, RefusedError
-from hsstore.spec import FailureReason, RunRecord
+from hsstore.spec import FINISHED, INTERRUPTED, RunRecord
 from hsstore.store import Store
 
 if TYPE_CHECKING:
@@ -89,15 +90,17 @@ class Run:
         info = await asyncio.to_thread(
             wait_for_server, self._options.spool, self._options.server_wait_seconds
         )
-        await asyncio.to_thread(self._preflight, store, dataset, info)
+        budget = await asyncio.to_thread(self._preflight, store, dataset, info)
         if self._options.dry_run:
             return "dry run: this can work; nothing was written", 0
         async with ServerLink(self._options.server, self._options.max_in_flight) as link:
             if store is None:
                 store = await self._create(link, dataset, info)
-            claims = await asyncio.to_thread(Claims, store, self.id)
+            claims = await asyncio.to_thread(
+                Claims, store, self.id, take_over=self._options.take_over
+            )
             try:
-                await self._extract(store, claims, link, info)
+                await self._extract(store, claims, link, info, budget)
             finally:
                 await asyncio.to_thread(claims.release)
         return await asyncio.to_thread(self._result, store)
@@ -134,8 +137,8 @@ class Run:
 
     def _preflight(
         self, store: Store | None, dataset: TokenizedDataset | None, info: ServerInfo
-    ) -> None:
-        """Refuse a run that cannot work, with numbers; say what it needs."""
+    ) -> int:
+        """Refuse a run that cannot work, with numbers; return the spool budget in bytes."""
         if store is not None:
             store.spec.refuse_other_model(model_of(info))
         layout, length, pending = self._plan(store, dataset, info)
@@ -146,11 +149,13 @@ class Run:
             space=free_space(self._options.store),
             spool_budget_bytes=self._spool_budget(SpoolView(self._options.spool)),
             memory_bytes=self._options.memory_bytes,
+            memory_free_bytes=psutil.virtual_memory().available,
             skip_too_large=self._options.skip_too_large,
         )
         for line in report.lines():
             log.info(line)
         report.refuse_problems()
+        return report.spool_budget_bytes
 
     def _plan(
         self, store: Store | None, dataset: TokenizedDataset | None, info: ServerInfo
@@ -165,7 +170,9 @@ class Run:
         return layout, dataset.length.astype(np.int32), np.ones(len(dataset), dtype=np.bool_)
 
     def _spool_budget(self, spool: SpoolView) -> int:
-        return self._options.spool_budget_bytes or spool.headroom_bytes() // 2
+        """Return what may be used: at most what is free, or held by files that are ours to use."""
+        available = spool.headroom_bytes() + spool.scan().allocated_bytes
+        return min(self._options.spool_budget_bytes or available // 2, available)
 
     def _layout_options(self) -> LayoutOptions:
         options = self._options
@@ -204,7 +211,7 @@ class Run:
     # --- extraction ---------------------------------------------------------------------------
 
     async def _extract(
-        self, store: Store, claims: Claims, link: ServerLink, info: ServerInfo
+        self, store: Store, claims: Claims, link: ServerLink, info: ServerInfo, budget: int
     ) -> None:
         await asyncio.to_thread(self._own, store, claims)
         sink = self.sink = BlockSink(store, claims, self.id, os.cpu_count() or 1)
@@ -215,7 +222,7 @@ class Run:
                 golden = await self._golden(session, store, info)
                 record = self._record(info)
                 await asyncio.to_thread(store.record_run, record, golden.bits)
-                self.pipeline = self._pipeline(store, session, sink, info)
+                self.pipeline = self._pipeline(store, session, sink, info, budget)
                 self.pipeline.adopt(found)
                 await asyncio.to_thread(self._report_plan, store)
                 self._report(phase="extracting")
@@ -248,19 +255,19 @@ class Run:
         return golden
 
     def _pipeline(
-        self, store: Store, session: Session, sink: BlockSink, info: ServerInfo
+        self, store: Store, session: Session, sink: BlockSink, info: ServerInfo, budget: int
     ) -> Pipeline:
-        budget = self._spool_budget(session.spool)
         return Pipeline(
             store, self._options, self.id, info, session.spool, session.requester, sink, budget
         )
 
     async def _run_pipeline(self, store: Store, pipeline: Pipeline, record: RunRecord) -> None:
-        result = "finished"
+        result = "broken by a bug"
         try:
             await pipeline.run()
+            result = FINISHED
         except asyncio.CancelledError:
-            result = "interrupted"
+            result = INTERRUPTED
             raise
         except HsstoreError as error:
             result = str(error)
@@ -272,7 +279,7 @@ class Run:
 
     @staticmethod
     def _same_server(before: ServerInfo, now: ServerInfo) -> None:
-        if model_of(now) != model_of(before):
+        if now.capture_hash != before.capture_hash:
             raise RefusedError("the server came back with another model; nothing of it was used")
 
     def _session(
@@ -300,7 +307,7 @@ class Run:
         if not failed.size:
             return f"complete: all {complete} samples are in {store.path}", 0
         reasons = [
-            f"{count} {FailureReason(int(reason)).label}"
+            f"{count} {store.spec.failure_label(int(reason))}"
             for reason, count in zip(*np.unique(failed, return_counts=True), strict=True)
         ]
         message = (

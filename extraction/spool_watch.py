@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from extraction.spool import SpoolError
+from hsstore.errors import InterruptedRunError
+
 if TYPE_CHECKING:
     from extraction.spool import CaptureFailure, Heartbeat, RequestId, SpoolClient
 
@@ -24,10 +27,14 @@ class SpoolWatch:
         self._heartbeat: Heartbeat | None = None
         self._advanced_at = self._loop.time()
         self._wake = asyncio.Event()
+        self._broken: InterruptedRunError | None = None
 
     def expect(self, rid: RequestId) -> asyncio.Future[CaptureFailure | None]:
         """Return the future of a request's dump."""
         future = self._loop.create_future()
+        if self._broken is not None:
+            future.set_exception(self._broken)
+            return future
         self._waiting[rid] = future
         self._wake.set()
         return future
@@ -46,13 +53,26 @@ class SpoolWatch:
         return self._loop.time() - self._advanced_at
 
     async def run(self) -> None:
-        """Scan while somebody waits; runs until cancelled."""
-        while True:
-            if not self._waiting:
-                self._wake.clear()
-                await self._wake.wait()
-            self._scan()
-            await asyncio.sleep(SCAN_SECONDS)
+        """Scan while somebody waits; runs until cancelled, or until the spool is gone."""
+        try:
+            while True:
+                if not self._waiting:
+                    self._wake.clear()
+                    await self._wake.wait()
+                self._scan()
+                await asyncio.sleep(SCAN_SECONDS)
+        except (OSError, SpoolError) as error:
+            self._break(error)
+
+    def _break(self, error: Exception) -> None:
+        """Tell everybody who waits, now or later, that nothing will come any more."""
+        self._broken = InterruptedRunError(
+            f"the spool cannot be read any more ({error}); restart the server, then run again"
+        )
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(self._broken)
+        self._waiting.clear()
 
     def _scan(self) -> None:
         scan = self._spool.scan()

@@ -17,6 +17,8 @@ from typing import Literal, Self
 from hsstore.spec import Record
 
 PAGE_BYTES = 64 << 10
+MESSAGE_CHARACTERS = 8000
+"""Of a longer message only the beginning is kept; even escaped it fits the page."""
 _HEADER = struct.Struct("<QQ")  # sequence (odd while being written), length
 
 
@@ -82,7 +84,7 @@ class StatusPage:
 
     def write(self, status: RunStatus) -> None:
         """Publish a state."""
-        body = status.model_dump_json().encode()
+        body = _body(status)
         sequence = _HEADER.unpack_from(self._map)[0] | 1
         _HEADER.pack_into(self._map, 0, sequence, 0)
         self._map[_HEADER.size : _HEADER.size + len(body)] = body
@@ -102,3 +104,11 @@ class StatusPage:
         """Unmap and delete the page."""
         self._map.close()
         self.path.unlink(missing_ok=True)
+
+
+def _body(status: RunStatus) -> bytes:
+    """Encode a state so that it fits the page; only a message can be too long."""
+    body = status.model_dump_json().encode()
+    if len(body) + _HEADER.size <= PAGE_BYTES:
+        return body
+    return _body(status.model_copy(update={"message": status.message[:MESSAGE_CHARACTERS]}))

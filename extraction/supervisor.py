@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,7 @@ class _Supervisor:
         self._page = page
         self._display = display
         self._stop_requests = 0
+        self._stop_sent = False
         self._stop_at: float | None = None
         self._worker: subprocess.Popen[str] | None = None
 
@@ -66,6 +68,7 @@ class _Supervisor:
         while self._worker.poll() is None:
             if self._out_of_patience():
                 return self._abandon(self._worker)
+            self._forward_stop(self._worker)
             self._show()
             time.sleep(SHOW_SECONDS)
         reader.join(timeout=1)
@@ -80,16 +83,21 @@ class _Supervisor:
             start_new_session=True,  # Ctrl-C reaches the supervisor only
         )
         if worker.stdin is not None:
-            worker.stdin.write(self._options.model_dump_json())
-            worker.stdin.close()
+            with suppress(BrokenPipeError):  # it has died already: `_conclude` says so
+                worker.stdin.write(self._options.model_dump_json())
+                worker.stdin.close()
         return worker
 
     def _request_stop(self, _number: int, _frame: FrameType | None) -> None:
         self._stop_requests += 1
         if self._stop_at is None:
             self._stop_at = time.monotonic() + self._options.grace_seconds
-        if self._worker is not None and self._worker.poll() is None:
-            self._worker.send_signal(signal.SIGTERM)
+
+    def _forward_stop(self, worker: subprocess.Popen[str]) -> None:
+        """Tell the worker once; here and not in the handler, which may run while it starts."""
+        if self._stop_requests and not self._stop_sent:
+            worker.send_signal(signal.SIGTERM)
+            self._stop_sent = True
 
     def _out_of_patience(self) -> bool:
         """After the grace period, or on a second request, nothing is waited for."""

@@ -68,7 +68,6 @@ class DurableStore(LocalStore):
         if not await self.exists(key):
             await self.set(key, value)
 
-
     @override
     def set_sync(self, key: str, value: Buffer) -> None:
         """Write at once: how zarr >= 3.2 writes where all codecs can."""

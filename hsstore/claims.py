@@ -11,15 +11,16 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from pydantic import ValidationError
+
 from hsstore.errors import RefusedError
-from hsstore.files import PARTIAL_SUFFIX, make_directory, output_errors
-from hsstore.shard import shard_path
-from hsstore.spec import Record
+from hsstore.files import PARTIAL_SUFFIX, make_directory, output_errors, write_durably
+from hsstore.spec import COMPLETION, Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -66,10 +67,14 @@ class Claims:
     ----------
     run : str
         Identity of the run, unique.
+    take_over : bool
+        Take claims also where the death of their owner cannot be proven from here: it made them
+        on another host, before a reboot, or in another container.
     """
 
-    def __init__(self, store: Store, run: str) -> None:
+    def __init__(self, store: Store, run: str, *, take_over: bool = False) -> None:
         self._store = store
+        self._take_over = take_over
         self._me = Claim.of_this_process(run)
         self._directory = store.runs_path / "claims"
         self._held: set[int] = set()
@@ -82,6 +87,8 @@ class Claims:
     def take(self, spans: Iterable[int]) -> None:
         """Claim spans, and remove what dead runs left unpublished in their shards.
 
+        Claims of dead runs on other spans are inherited too, so that they are given back one day.
+
         Raises
         ------
         RefusedError
@@ -89,6 +96,7 @@ class Claims:
         """
         for span in spans:
             self._take(span)
+        self._take_from_the_dead()
         self._remove_leftovers()
 
     def check(self, span: int) -> None:
@@ -108,11 +116,14 @@ class Claims:
     def release(self) -> None:
         """Give all claims back; also what a clean end of a run does."""
         for span in sorted(self._held):
-            if self._read(span) == self._me:
-                self._path(span).unlink(missing_ok=True)
+            # On a broken disk a claim stays: its lock is free, so the next run inherits it.
+            with suppress(OSError, RefusedError):
+                if self._read(span) == self._me:
+                    self._path(span).unlink(missing_ok=True)
         self._held.clear()
         if self._lock is not None:
-            self._lock_path(self._me.run).unlink(missing_ok=True)
+            with suppress(OSError):
+                self._lock_path(self._me.run).unlink(missing_ok=True)
             os.close(self._lock)
             self._lock = None
 
@@ -125,7 +136,7 @@ class Claims:
     def _take(self, span: int) -> None:
         mine = self._directory / f".{span}.{self._me.run}"
         with output_errors(mine):
-            mine.write_text(self._me.model_dump_json())
+            write_durably(mine, self._me.model_dump_json().encode())
             try:
                 self._path(span).hardlink_to(mine)  # exclusive, and never half written
             except FileExistsError:
@@ -133,6 +144,12 @@ class Claims:
             finally:
                 mine.unlink(missing_ok=True)
         self._held.add(span)
+
+    def _take_from_the_dead(self) -> None:
+        claimed = {int(path.name) for path in self._directory.iterdir() if path.name.isdigit()}
+        for span in claimed - self._held:
+            with suppress(RefusedError):  # its owner lives, perhaps: nothing that we need
+                self._take(span)
 
     def _inherit(self, span: int, mine: Path) -> None:
         owner = self._read(span)
@@ -143,7 +160,7 @@ class Claims:
             elif now == owner:
                 mine.replace(self._path(span))
             else:
-                raise RefusedError(_refusal(now))
+                raise RefusedError(self._refusal(now))
 
     @contextmanager
     def _proof_of_death(self, owner: Claim | None) -> Iterator[None]:
@@ -151,30 +168,50 @@ class Claims:
             yield
             return
         lock = None
-        if owner.shares_locks_with(self._me):
+        if self._take_over or owner.shares_locks_with(self._me):
             lock = _open_lock(self._lock_path(owner.run))
         if lock is None:
-            raise RefusedError(_refusal(owner))
+            raise RefusedError(self._refusal(owner))
         try:
             yield
         finally:
             os.close(lock)
 
+    def _refusal(self, owner: Claim) -> str:
+        text = (
+            f"this store is being written by {_who(owner)}; wait for it, or stop it, then run again"
+        )
+        if self._take_over or owner.shares_locks_with(self._me):
+            return text
+        return (
+            f"{text}. Whether it lives cannot be told from here (another host, boot or container): "
+            "if you are sure that it is dead, run again with --take-over"
+        )
+
     def _remove_leftovers(self) -> None:
-        """Remove partial shards of dead runs in the spans that this run owns."""
+        """Remove what dead runs did not publish in the spans that this run owns."""
+        root = self._store.path
+        with output_errors(root):
+            for partial in root.glob(f"hidden_states/c.*{PARTIAL_SUFFIX}"):
+                if self._span_of_shard(_chunk_number(partial)) in self._held:
+                    partial.unlink(missing_ok=True)
+            for name in COMPLETION:
+                for partial in root.glob(f"{name}/c.*{PARTIAL_SUFFIX}"):
+                    if _chunk_number(partial) in self._held:
+                        partial.unlink(missing_ok=True)
+
+    def _span_of_shard(self, shard: int) -> int | None:
         layout = self._store.layout
-        directory = shard_path(self._store.path, 0).parent
-        for partial in directory.glob(f"c.*{PARTIAL_SUFFIX}"):
-            shard = int(partial.name.split(".")[1])
-            block = int(layout.block_shard.searchsorted(shard, side="right")) - 1
-            if block < layout.blocks and layout.block(block).span in self._held:
-                partial.unlink(missing_ok=True)
+        block = int(layout.block_shard.searchsorted(shard, side="right")) - 1
+        return layout.block(block).span if block < layout.blocks else None
 
     def _read(self, span: int) -> Claim | None:
         try:
             return Claim.model_validate_json(self._path(span).read_text())
         except FileNotFoundError:
             return None
+        except ValidationError as error:
+            raise RefusedError(f"{self._path(span)} is not a claim: {error}; remove it") from error
 
     def _path(self, span: int) -> Path:
         return self._directory / str(span)
@@ -194,11 +231,12 @@ def _open_lock(path: Path) -> int | None:
     return descriptor
 
 
+def _chunk_number(path: Path) -> int:
+    """Return k of a file `c.<k>...`."""
+    return int(path.name.split(".")[1])
+
+
 def _who(owner: Claim | None) -> str:
     if owner is None:
         return "nobody"
     return f"run {owner.run} (pid {owner.pid} on {owner.host}, since {owner.since})"
-
-
-def _refusal(owner: Claim) -> str:
-    return f"this store is being written by {_who(owner)}; wait for it, or stop it, then run again"

@@ -78,14 +78,6 @@ class PayloadReader:
         except CorruptStoreError as error:
             raise CorruptStoreError(f"sample {sample}: {error}") from None
 
-    def has_payload(self, sample: int) -> bool:
-        """Say whether every chunk of the sample is in its shard."""
-        return all(
-            shard_path(self._root, place.shard).exists()
-            and self._shard(place.shard).has(place.chunk)
-            for place in self._layout.chunks_of(sample, int(self._length[sample]))
-        )
-
     def _read(self, sample: int) -> npt.NDArray[Any]:
         sizes = self._layout.geometry
         length = int(self._length[sample])

@@ -16,6 +16,9 @@ from hsstore.layout import Geometry
 
 FORMAT: Literal["hsstore/1"] = "hsstore/1"
 
+COMPLETION = ("complete", "failed", "digest")
+"""The completion arrays: one chunk a span."""
+
 FinalState = Literal["post-norm", "pre-norm", "none"]
 """Whether the last slot is the state after the final norm, before it, or not stored at all."""
 
@@ -181,6 +184,12 @@ class StoreSpec(Record):
                 f"{self.dataset.fingerprint} in the store and {fingerprint} for the files given; "
                 "leave --data away to resume, or use another store"
             )
+
+
+FINISHED = "finished"
+INTERRUPTED = "interrupted"
+CLEAN_ENDS = frozenset({FINISHED, INTERRUPTED})
+"""Results of runs that left no block half committed."""
 
 
 class RunRecord(Record):

@@ -47,7 +47,7 @@ class ServeOptions:
     piece_tokens: int = 256
     """Rows handed over at a time, as chunked prefill would."""
     threads: int | None = None
-    """Threads of torch; its own choice where None."""
+    """Forwards at once, each in one thread; as many as there are cores where None."""
     log_path: str = ""
     """Where this process's log goes, for the client to tell people."""
 
@@ -77,7 +77,6 @@ def serve(options: ServeOptions) -> None:
             layers=options.layers,
             dtype=options.dtype,
             compute_dtype=options.compute_dtype,
-            threads=options.threads,
         )
 
     asyncio.run(serve_engine(load, options))
@@ -96,7 +95,12 @@ async def serve_engine(load: Callable[[], Engine], options: ServeOptions) -> Non
             raise RefusedError(str(error)) from error
         with spool:
             engine = await asyncio.to_thread(load)
-            worker = Worker(engine, spool, piece_tokens=options.piece_tokens)
+            worker = Worker(
+                engine,
+                spool,
+                piece_tokens=options.piece_tokens,
+                threads=options.threads or len(os.sched_getaffinity(0)),
+            )
             try:
                 await _warm_up(worker)
                 await _answer_until(stop, listener, worker, spool, engine.description, options)

@@ -51,7 +51,7 @@ class States:
 
 
 class Engine(Protocol):
-    """A model that is loaded. `capture` is always called from the same thread."""
+    """A model that is loaded. `capture` may be called from several threads at once."""
 
     @property
     def description(self) -> EngineDescription:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -39,7 +40,6 @@ class TransformersEngine:
         layers: Sequence[int] | None = None,
         dtype: str | None = None,
         compute_dtype: str | None = None,
-        threads: int | None = None,
     ) -> None:
         """Load a checkpoint from a directory.
 
@@ -55,8 +55,6 @@ class TransformersEngine:
         compute_dtype
             What the model computes in. By default `dtype`, but float32 where this processor has
             no arithmetic for `dtype`: several times faster there; states are then rounded.
-        threads
-            Threads of torch; torch's choice by default.
 
         Raises
         ------
@@ -65,14 +63,18 @@ class TransformersEngine:
         """
         if not (model_dir / "config.json").is_file():
             raise InputError(f"{model_dir} is not a checkpoint: it has no config.json")
-        if threads is not None:
-            torch.set_num_threads(threads)
+        # One thread a forward: whoever has more cores runs more forwards at once. Threads that
+        # share a forward wait for each other at every layer, many times longer on a busy machine.
+        torch.set_num_threads(1)
         config = transformers.AutoConfig.from_pretrained(model_dir, local_files_only=True)
         self._dtype = _torch_dtype(dtype or config.get_text_config().dtype)
         compute = _torch_dtype(compute_dtype or fastest_compute_dtype(_name(self._dtype)))
         self._model = _load(model_dir, compute)
         self._decoder = _find_decoder(self._model)
         self._layers = resolve_layers(layers, len(self._decoder.layers))
+        self._running = threading.local()
+        """States and progress of the forward that this thread runs: what the hooks fill."""
+        self._add_hooks()
         self._description = self._describe(model_dir)
 
     @property
@@ -94,32 +96,30 @@ class TransformersEngine:
         ids = torch.from_numpy(input_ids.astype(np.int64))[None]
         shape = (len(input_ids), len(self._layers) + 1, self._description.hidden)
         states = torch.empty(shape, dtype=self._dtype)
-        hooks = self._add_hooks(states, progress)
+        self._running.states, self._running.progress = states, progress
         try:
             with torch.inference_mode():
                 final = self._decoder(input_ids=ids, use_cache=False).last_hidden_state
                 states[:, -1] = final[0]
                 next_token = self._predict(final) if predict else None
         finally:
-            for hook in hooks:
-                hook.remove()
+            del self._running.states, self._running.progress
         return States(_to_numpy(states), next_token)
 
-    def _add_hooks(self, states: torch.Tensor, progress: Callable[[], None]) -> list[Any]:
+    def _add_hooks(self) -> None:
         slots = {layer: slot for slot, layer in enumerate(self._layers)}
 
         def hook_for(layer: int) -> Callable[..., None]:
             def hook(_module: torch.nn.Module, _inputs: object, output: Any) -> None:  # noqa: ANN401
                 if layer in slots:
-                    states[:, slots[layer]] = (output[0] if isinstance(output, tuple) else output)[
-                        0
-                    ]
-                progress()
+                    hidden = output[0] if isinstance(output, tuple) else output
+                    self._running.states[:, slots[layer]] = hidden[0]
+                self._running.progress()
 
             return hook
 
-        layers = enumerate(self._decoder.layers)
-        return [module.register_forward_hook(hook_for(layer)) for layer, module in layers]
+        for layer, module in enumerate(self._decoder.layers):
+            module.register_forward_hook(hook_for(layer))
 
     def _predict(self, final: torch.Tensor) -> int:
         return int(self._model.get_output_embeddings()(final[0, -1]).argmax())
@@ -148,7 +148,6 @@ class TransformersEngine:
             flags={
                 "attention": config._attn_implementation,  # noqa: SLF001 - has no public name
                 "compute_dtype": _name(self._model.dtype),
-                "threads": torch.get_num_threads(),
             },
         )
 

@@ -1,7 +1,7 @@
-"""Two threads between the HTTP server and the spool: one computes, one writes.
+"""Threads between the HTTP server and the spool: some compute, one writes.
 
-Requests run one at a time in the order of their arrival, so no number depends on the load. Pieces
-go through a bounded queue to the writer; an HTTP response therefore may come before or after its
+Requests are begun in the order of their arrival, and each is a forward of its own, so no number
+depends on the load. Pieces go through a bounded queue to the writer; an HTTP response therefore may come before or after its
 dump, as with a real server.
 """
 
@@ -67,13 +67,17 @@ class _Piece:
 class Worker:
     """Runs requests through an engine and hands their states to a spool."""
 
-    def __init__(self, engine: Engine, spool: SpoolServer, *, piece_tokens: int) -> None:
-        """Start both threads.
+    def __init__(
+        self, engine: Engine, spool: SpoolServer, *, piece_tokens: int, threads: int
+    ) -> None:
+        """Start the threads.
 
         Parameters
         ----------
         piece_tokens
             Rows a piece, as a server with chunked prefill would hand over.
+        threads
+            Forwards at once.
         """
         self._engine = engine
         self._spool = spool
@@ -81,7 +85,7 @@ class Worker:
         self._forwards = 0
         self._in_flight: dict[str, Request] = {}
         self._guard = threading.Lock()
-        self._model_thread = ThreadPoolExecutor(1, thread_name_prefix="model")
+        self._model_threads = ThreadPoolExecutor(threads, thread_name_prefix="model")
         self._pieces: queue.Queue[_Piece | None] = queue.Queue(_QUEUED_PIECES)
         self._writer = threading.Thread(target=self._write_pieces, name="spool-writer")
         self._writer.start()
@@ -119,12 +123,12 @@ class Worker:
         with self._guard:
             for request in self._in_flight.values():
                 request.aborted.set()
-        self._model_thread.shutdown()
+        self._model_threads.shutdown()
         self._pieces.put(None)
         self._writer.join()
 
     def _start(self, request: Request) -> Future[Outcome]:
-        future = self._model_thread.submit(self._run, request)
+        future = self._model_threads.submit(self._run, request)
         future.add_done_callback(lambda _: self._forget(request.rid))  # also when cancelled
         return future
 
@@ -135,7 +139,8 @@ class Worker:
             states = self._engine.capture(
                 request.input_ids, predict=request.predict, progress=self._beat
             )
-            self._forwards += 1
+            with self._guard:
+                self._forwards += 1
             self._hand_over(request, states.hidden)
             return Outcome(states.next_token)
         except Exception as error:

@@ -45,7 +45,7 @@ class HeartbeatWriter:
     """The server's side. The file is complete from the moment it has its name."""
 
     def __init__(self, descriptor: int) -> None:
-        os.ftruncate(descriptor, _RECORD.size)
+        os.posix_fallocate(descriptor, 0, _RECORD.size)  # an error here, not a SIGBUS later
         self._map = mmap.mmap(descriptor, _RECORD.size)
         os.close(descriptor)
 

@@ -75,6 +75,10 @@ def extract(
     skip_too_large: Annotated[
         bool, typer.Option(help="Mark samples that fit no budget as failed, and go on.")
     ] = False,
+    take_over: Annotated[
+        bool,
+        typer.Option(help="Take the store from a run that died on another host, or before a boot."),
+    ] = False,
     dry_run: Annotated[bool, typer.Option(help="Check everything, write nothing.")] = False,
     grace: Annotated[float, typer.Option(help="Seconds to end in after a signal.")] = 20.0,
 ) -> None:
@@ -114,6 +118,7 @@ def extract(
         server_wait_seconds=server_wait,
         retry_failed=retry_failed,
         skip_too_large=skip_too_large,
+        take_over=take_over,
         dry_run=dry_run,
         grace_seconds=grace,
     )

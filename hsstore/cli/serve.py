@@ -42,7 +42,9 @@ def serve(
     piece_tokens: Annotated[
         int, typer.Option(help="Rows handed over at a time, as chunked prefill does.")
     ] = 256,
-    threads: Annotated[int | None, typer.Option(help="Threads of torch.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Forwards at once, a thread each [default: the cores].")
+    ] = None,
 ) -> None:
     """Serve MODEL until SIGTERM or Ctrl-C; its hidden states go to the spool."""
     from extraction.engines.embedded import ServeOptions, serve as serve_embedded

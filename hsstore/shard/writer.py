@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hsstore.files import PARTIAL_SUFFIX, output_errors, publish
@@ -62,6 +63,12 @@ class ShardWriter:
             publish(self._partial, self._final)
 
     def discard(self) -> None:
-        """Give up: close and remove the partial file."""
-        self._file.close()
-        self._partial.unlink(missing_ok=True)
+        """Give up: close and remove the partial file, as far as the disk lets us.
+
+        Called after an error, which must not be hidden by another: a disk that turned read-only
+        refuses this too, and whoever claims the span next removes what stays.
+        """
+        with suppress(OSError):
+            self._file.close()
+        with suppress(OSError):
+            self._partial.unlink(missing_ok=True)

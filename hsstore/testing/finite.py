@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hsstore.spec import FailureReason, RunRecord
+from hsstore.spec import FINISHED, FailureReason, RunRecord
 from hsstore.testing.stores import make_store
 from hsstore.writer import BlockWriter
 
@@ -75,7 +75,7 @@ def make_run_record(run: str, started: str, *, ended: bool) -> RunRecord:
         run=run,
         started=started,
         ended="2026-01-02T00:00:00+00:00" if ended else None,
-        result="complete" if ended else None,
+        result=FINISHED if ended else None,
         host="host",
         pid=1,
         hsstore_version="0",

@@ -32,7 +32,7 @@ class RunTimes:
     started: float
     """Seconds since 1970."""
     ended: bool
-    """False while it runs, or when it was killed."""
+    """True when it ended cleanly: it was neither killed nor broken in the middle of a commit."""
 
 
 @dataclass(frozen=True, slots=True)

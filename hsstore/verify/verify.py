@@ -111,7 +111,9 @@ def _tasks(store: Store, spans: list[SpanState]) -> Iterator[BlockTask]:
 def _run_times(store: Store) -> tuple[RunTimes, ...]:
     try:
         return tuple(
-            RunTimes(datetime.fromisoformat(record.started).timestamp(), record.ended is not None)
+            RunTimes(
+                datetime.fromisoformat(record.started).timestamp(), record.result in CLEAN_ENDS
+            )
             for record in store.runs()
         )
     except (CorruptStoreError, ValueError):  # reported by check_runs

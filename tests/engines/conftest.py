@@ -108,7 +108,7 @@ async def served(spool_path: Path) -> AsyncIterator[Served]:
     with SpoolServer(spool_path) as server, SpoolClient(spool_path, ClientInfo(RUN, "s")) as client:
         options = ServeOptions(Path("unused"))
         server.announce(_server_info(engine.description, server, "http://x", options))
-        worker = Worker(engine, server, piece_tokens=100)
+        worker = Worker(engine, server, piece_tokens=100, threads=1)
         try:
             app = make_app(worker, engine.description)
             http_server = TestServer(app, handler_cancellation=True)

@@ -22,7 +22,7 @@ async def test_a_served_model_hands_its_own_states_over_and_ends_cleanly(
 ) -> None:
     ids = np.random.default_rng(1).integers(0, 512, 700).astype(np.int32)
     rid = RequestId("0123456789ab", 0, 0, 700)
-    engine = TransformersEngine(tiny_llama, layers=(0, 2, 5), threads=1)
+    engine = TransformersEngine(tiny_llama, layers=(0, 2, 5))
     expected = engine.capture(ids, predict=True, progress=lambda: None)
 
     with serving(tiny_llama, spool_path) as (process, url):

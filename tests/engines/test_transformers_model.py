@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,6 @@ from extraction.engines.transformers_model import TransformersEngine, fastest_co
 from hsstore.errors import InputError
 
 if TYPE_CHECKING:
-
     import numpy.typing as npt
 
 LAYERS = (0, 2, 5)
@@ -38,9 +38,7 @@ def _reference(path: Path, dtype: torch.dtype) -> Any:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_slot_k_is_the_output_of_decoder_layer_k_bit_for_bit(tiny_llama: Path, dtype: str) -> None:
-    engine = TransformersEngine(
-        tiny_llama, layers=(0, 2, 4), dtype=dtype, compute_dtype=dtype, threads=1
-    )
+    engine = TransformersEngine(tiny_llama, layers=(0, 2, 4), dtype=dtype, compute_dtype=dtype)
     _, reference = _reference(tiny_llama, getattr(torch, dtype))
 
     captured = _capture(engine)
@@ -56,7 +54,7 @@ def test_slot_k_is_the_output_of_decoder_layer_k_bit_for_bit(tiny_llama: Path, d
 def test_the_final_state_is_the_output_of_the_norm_and_the_last_layer_comes_before_it(
     tiny_llama: Path,
 ) -> None:
-    engine = TransformersEngine(tiny_llama, layers=(5,), dtype="float32", threads=1)
+    engine = TransformersEngine(tiny_llama, layers=(5,), dtype="float32")
     model, reference = _reference(tiny_llama, torch.float32)
 
     last, final = torch.from_numpy(_capture(engine)).unbind(1)
@@ -69,7 +67,7 @@ def test_the_final_state_is_the_output_of_the_norm_and_the_last_layer_comes_befo
 
 
 def test_states_do_not_depend_on_what_ran_before(tiny_llama: Path) -> None:
-    engine = TransformersEngine(tiny_llama, layers=LAYERS, threads=1)
+    engine = TransformersEngine(tiny_llama, layers=LAYERS)
     first = _capture(engine)
 
     engine.capture(IDS[::-1].copy(), predict=True, progress=lambda: None)
@@ -77,8 +75,22 @@ def test_states_do_not_depend_on_what_ran_before(tiny_llama: Path) -> None:
     assert np.array_equal(_capture(engine), first)
 
 
+def test_forwards_at_once_do_not_mix(tiny_llama: Path) -> None:
+    engine = TransformersEngine(tiny_llama, layers=LAYERS)
+    inputs = [np.roll(IDS, shift) for shift in range(16)]
+    alone = [engine.capture(ids, predict=False, progress=lambda: None).hidden for ids in inputs]
+
+    with ThreadPoolExecutor(4) as pool:
+        futures = [
+            pool.submit(engine.capture, ids, predict=False, progress=lambda: None) for ids in inputs
+        ]
+        together = [future.result().hidden for future in futures]
+
+    assert all(np.array_equal(a, b) for a, b in zip(alone, together, strict=True))
+
+
 def test_computing_in_float32_rounds_the_exact_states(tiny_llama: Path) -> None:
-    engine = TransformersEngine(tiny_llama, layers=(0, 2, 4), compute_dtype="float32", threads=1)
+    engine = TransformersEngine(tiny_llama, layers=(0, 2, 4), compute_dtype="float32")
     _, reference = _reference(tiny_llama, torch.float32)
 
     captured = _capture(engine)
@@ -90,7 +102,7 @@ def test_computing_in_float32_rounds_the_exact_states(tiny_llama: Path) -> None:
 
 
 def test_the_next_token_is_the_most_likely_one(tiny_llama: Path) -> None:
-    engine = TransformersEngine(tiny_llama, layers=LAYERS, dtype="float32", threads=1)
+    engine = TransformersEngine(tiny_llama, layers=LAYERS, dtype="float32")
     _, reference = _reference(tiny_llama, torch.float32)
 
     states = engine.capture(IDS, predict=True, progress=lambda: None)
@@ -99,7 +111,7 @@ def test_the_next_token_is_the_most_likely_one(tiny_llama: Path) -> None:
 
 
 def test_progress_is_told_at_every_layer(tiny_llama: Path) -> None:
-    engine = TransformersEngine(tiny_llama, layers=(1,), threads=1)
+    engine = TransformersEngine(tiny_llama, layers=(1,))
     calls: list[None] = []
 
     engine.capture(IDS, predict=False, progress=lambda: calls.append(None))
@@ -108,7 +120,7 @@ def test_progress_is_told_at_every_layer(tiny_llama: Path) -> None:
 
 
 def test_the_description_holds_what_a_consumer_needs(tiny_llama: Path) -> None:
-    about = TransformersEngine(tiny_llama, layers=(5, 0), threads=1).description
+    about = TransformersEngine(tiny_llama, layers=(5, 0)).description
 
     assert (about.num_layers, about.hidden, about.layers) == (6, 64, (0, 5))
     assert (about.final, about.dtype, about.max_tokens) == ("post-norm", "bfloat16", 1024)
@@ -123,12 +135,12 @@ def test_layers_that_the_model_has_not_are_refused(
     tiny_llama: Path, layers: tuple[int, ...]
 ) -> None:
     with pytest.raises(InputError, match=r"different and in 0\.\.5"):
-        TransformersEngine(tiny_llama, layers=layers, threads=1)
+        TransformersEngine(tiny_llama, layers=layers)
 
 
 def test_a_model_too_small_for_the_default_layers_is_refused(tiny_llama: Path) -> None:
     with pytest.raises(InputError, match=r"\(1, 2, 2\)"):
-        TransformersEngine(tiny_llama, threads=1)
+        TransformersEngine(tiny_llama)
 
 
 def test_the_default_layers_are_eagle_3s() -> None:

@@ -58,6 +58,33 @@ class Fault(Enum):
     ENGINE = auto()
 
 
+ODD_DUMPS = (
+    Fault.TRUNCATED,
+    Fault.WRONG_DTYPE,
+    Fault.WRONG_SHAPE,
+    Fault.OTHER_STORE,
+    Fault.OTHER_CAPTURE,
+)
+
+
+def spoil(ids: npt.NDArray[np.int32], states: npt.NDArray[np.uint16], fault: Fault | None) -> None:
+    """Put a fault into what would be a good capture."""
+    row = len(ids) // 2
+    match fault:
+        case Fault.WRONG_TOKENS:
+            ids[row] += 1
+        case Fault.NAN_ROW:
+            states[row, 1] = NAN
+        case Fault.INFINITY:
+            states[row, -1, 3] = INFINITY
+        case Fault.ZERO_ROW:
+            states[row, 0] = 0
+        case Fault.EQUAL_SLOTS:
+            states[:, 2] = states[:, 0]
+        case _:
+            pass
+
+
 def fake_info(spool: SpoolServer, url: str) -> ServerInfo:
     """Describe a model of 6 layers with three slots."""
     return ServerInfo(
@@ -115,10 +142,12 @@ class FakeServer:
         """Added to all states: another model."""
         self.hold: asyncio.Event | None = None
         """While set and not fired, no request of a sample is answered."""
+        self._runner: web.AppRunner | None = None
         self._samples = samples
         self._at_once = 0
         self._forwards = 0
         self._hung = asyncio.Event()
+        self._came = asyncio.Condition()
 
     @property
     def info(self) -> ServerInfo:
@@ -129,6 +158,17 @@ class FakeServer:
     def attempts(self, sample: int) -> int:
         """Count the requests for a sample."""
         return sum(rid.sample == sample for rid in self.requests)
+
+    def become(self, **changes: Any) -> None:
+        """Break all connections once, and be another server from then on."""
+        info = replace(self.info, **changes)
+        self.spool.announce(info)
+        self.always = dict.fromkeys(range(self._samples), Fault.RESET)
+
+    async def leave(self) -> None:
+        """Stop answering for good; the spool stays."""
+        assert self._runner is not None
+        await self._runner.cleanup()
 
     def application(self) -> web.Application:
         """Build the HTTP side."""
@@ -150,6 +190,8 @@ class FakeServer:
         assert body["extra_key"] == str(rid)
         assert body["sampling_params"]["max_new_tokens"] == 0
         fault = self._next_fault(rid)
+        async with self._came:
+            self._came.notify_all()
         self._at_once += 1
         self.most_at_once = max(self.most_at_once, self._at_once)
         try:
@@ -184,44 +226,51 @@ class FakeServer:
             await self._hung.wait()
         return web.json_response({"text": "", "meta_info": {"id": str(rid)}})
 
+    async def wait_for_requests(self, count: int) -> None:
+        """Wait until so many have come."""
+        async with asyncio.timeout(60), self._came:
+            await self._came.wait_for(lambda: len(self.requests) >= count)
+
     def _capture(self, rid: RequestId, ids: npt.NDArray[np.int32], fault: Fault | None) -> None:
         states = fake_states(ids, self.info, self.offset)
-        row = len(ids) // 2
+        if fault in {Fault.OVERRUN, Fault.FULL, Fault.ENGINE}:
+            self.spool.fail(str(rid), ErrorReason[fault.name], "on demand")
+        elif fault in ODD_DUMPS:
+            self._write_odd_dump(rid, ids, states, fault)
+        else:
+            ids, states = ids.copy(), states.copy()
+            spoil(ids, states, fault)
+            half = len(ids) // 2
+            for start, part in ((half, slice(half, None)), (0, slice(half))):  # not in order
+                self.spool.put(str(rid), start, states[part], ids[part])
+
+    def _write_odd_dump(
+        self,
+        rid: RequestId,
+        ids: npt.NDArray[np.int32],
+        states: npt.NDArray[np.uint16],
+        fault: Fault,
+    ) -> None:
+        """Leave a dump that no sound server would."""
         layout = DumpLayout(len(ids), self.info.slots, self.info.hidden, self.info.dtype)
-        match fault:
-            case Fault.OVERRUN | Fault.FULL | Fault.ENGINE:
-                self.spool.fail(str(rid), ErrorReason[fault.name], "on demand")
-                return
-            case Fault.TRUNCATED:
-                self._write_dump(rid, layout, ids, states, missing_bytes=1)
-                return
-            case Fault.WRONG_DTYPE:
-                self._write_dump(rid, replace(layout, dtype="float16"), ids, states)
-                return
-            case Fault.WRONG_SHAPE:
-                wider = np.concatenate([states, states[:, :1]], axis=1)
-                self._write_dump(rid, replace(layout, slots=layout.slots + 1), ids, wider)
-                return
-            case Fault.OTHER_STORE:
-                self._write_dump(rid, layout, ids, states, store="another")
-                return
-            case Fault.OTHER_CAPTURE:
-                self._write_dump(rid, layout, ids, states, capture_hash="0" * 64)
-                return
-            case Fault.WRONG_TOKENS:
-                ids = ids.copy()
-                ids[row] += 1
-            case Fault.NAN_ROW:
-                states[row, 1] = NAN
-            case Fault.INFINITY:
-                states[row, -1, 3] = INFINITY
-            case Fault.ZERO_ROW:
-                states[row, 0] = 0
-            case Fault.EQUAL_SLOTS:
-                states[:, 2] = states[:, 0]
-        half = len(ids) // 2
-        for part in (slice(half, None), slice(0, half)):  # in pieces, and not in order
-            self.spool.put(str(rid), part.indices(len(ids))[0], states[part], ids[part])
+        if fault is Fault.TRUNCATED:
+            self._write_dump(rid, layout, ids, states, missing_bytes=1)
+        elif fault is Fault.WRONG_DTYPE:
+            self._write_dump(rid, replace(layout, dtype="float16"), ids, states)
+        elif fault is Fault.WRONG_SHAPE:
+            wider = np.concatenate([states, states[:, :1]], axis=1)
+            self._write_dump(rid, replace(layout, slots=layout.slots + 1), ids, wider)
+        elif fault is Fault.OTHER_STORE:
+            self._write_dump(rid, layout, ids, states, store="another")
+        else:
+            self._write_dump(rid, layout, ids, states, capture_hash="0" * 64)
+
+    def leave_dumps(self, store: str, tokens: dict[int, npt.NDArray[np.int32]]) -> None:
+        """Leave dumps in the spool as if a run had asked for them and then died."""
+        for sample, ids in tokens.items():
+            layout = DumpLayout(len(ids), self.info.slots, self.info.hidden, self.info.dtype)
+            rid = RequestId("dead", sample, 1, len(ids))
+            self._write_dump(rid, layout, ids, fake_states(ids, self.info), store=store)
 
     def _write_dump(
         self,
@@ -233,10 +282,9 @@ class FakeServer:
         missing_bytes: int = 0,
         **metadata: str,
     ) -> None:
-        """Leave a dump that no sound server would."""
         client = self.spool._registered_client()
-        assert client is not None
-        usual = DumpMetadata(str(rid), self.info.instance, self.info.capture_hash, client.store)
+        store = client.store if client else ""
+        usual = DumpMetadata(str(rid), self.info.instance, self.info.capture_hash, store)
         header = layout.header(replace(usual, **metadata))
         content = header + ids.astype("<i4").tobytes() + states.tobytes()
         assert len(content) == layout.size_bytes
@@ -253,10 +301,11 @@ async def serve_fake(spool: Path, samples: int, **changes: Any) -> AsyncIterator
             fake.application(), shutdown_timeout=0.1, handler_cancellation=True, access_log=None
         )
         await runner.setup()
+        fake._runner = runner
         try:
             site = web.TCPSite(runner, "127.0.0.1", 0)
             await site.start()
-            fake.url = "http://127.0.0.1:{}".format(runner.addresses[0][1])
+            fake.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
             spool_server.announce(replace(fake_info(spool_server, fake.url), **changes))
             yield fake
         finally:

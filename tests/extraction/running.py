@@ -11,6 +11,8 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from extraction.options import DataOptions, ExtractOptions
 from extraction.status import StatusPage
 from extraction.worker import Worker
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
     from extraction.status import RunStatus
 
-SMALL = {"chunk_rows": 16, "shard_rows": 256, "span_samples": 25}
+SMALL = {"chunk_rows": 16, "shard_rows": 512, "span_samples": 25}
 """So small that a few dozen samples fill many blocks and several spans."""
 
 
@@ -39,6 +41,7 @@ class _Log(logging.Handler):
         super().__init__()
         self.lines: list[str] = []
 
+    @override
     def emit(self, record: logging.LogRecord) -> None:
         self.lines.append(record.getMessage())
 

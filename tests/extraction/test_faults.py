@@ -1,17 +1,20 @@
 """Servers that go wrong: nothing wrong is ever committed, and everything is said."""
+# ruff: noqa: ASYNC240  # looking at a store in shared memory blocks nothing
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+from extraction.spool import DUMP_OVERHEAD_BYTES
 from hsstore.spec import FailureReason
 from hsstore.store import Store
-from tests.extraction.fake_server import Fault, FakeServer, fake_states, serve_fake
+from tests.extraction.fake_server import FakeServer, Fault, fake_states, serve_fake
 from tests.extraction.processes import left_claims
 from tests.extraction.running import Outcome, run_here
 from tests.extraction.tiny import make_lengths, write_data
@@ -137,8 +140,8 @@ async def test_a_server_without_room_is_asked_for_less_at_once(
         server.hold = asyncio.Event()
 
         run = asyncio.create_task(run_on(server, store, few, max_in_flight=16))
-        while server.most_at_once < 16:
-            await asyncio.sleep(0.01)
+        await server.wait_for_requests(16)
+        await asyncio.sleep(0.1)
         server.hold.set()
         outcome = await run
 
@@ -243,3 +246,43 @@ async def test_failed_samples_succeed_when_asked_for_again(
         assert first.code == 1
         assert outcome.code == 0, outcome.message
         assert [rid.sample for rid in server.requests] == [BAD]
+
+
+async def test_a_dump_that_died_with_its_server_is_asked_for_again_once_that_is_back(
+    fake: Callable[..., Any], store: Path, few: Path
+) -> None:
+    async with fake() as server:
+        server.always = {BAD: Fault.NO_DUMP}
+
+        run = asyncio.create_task(run_on(server, store, few, request_timeout_seconds=60))
+        await server.wait_for_requests(SAMPLES)
+        server.always = {}
+        server.spool.announce(replace(server.info, instance="another start"))
+        async with asyncio.timeout(10):
+            outcome = await run
+
+        assert outcome.code == 0, outcome.message
+        assert server.attempts(BAD) == 2
+        assert "the server that had this request is gone" in outcome.log
+
+
+@pytest.mark.parametrize("left", [range(SAMPLES), range(5, 20)])
+async def test_dumps_of_a_dead_run_that_fill_the_whole_budget_do_not_stop_the_next_run(
+    fake: Callable[..., Any], store: Path, few: Path, left: range
+) -> None:
+    async with fake() as server:
+        await run_on(server, store, few)
+        opened = Store.open(store)
+        for chunk in (store / "complete").glob("c.*"):
+            chunk.unlink()
+        server.requests.clear()
+        server.leave_dumps(opened.spec.store, {s: opened.input_ids(s) for s in left})
+        budget = 2 * (42 * 3 * 16 * 2 + DUMP_OVERHEAD_BYTES)
+
+        outcome = await run_on(server, store, None, spool_budget_bytes=budget)
+
+        assert outcome.code == 0, outcome.message
+        assert f"{len(left)} are used and 0 were removed" in outcome.log
+        assert set(range(SAMPLES)) - set(left) <= {rid.sample for rid in server.requests}
+        assert len(server.requests) == len({rid.sample for rid in server.requests})
+        assert outcome.status.spool_used_bytes == 0

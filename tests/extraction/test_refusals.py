@@ -1,4 +1,5 @@
 """What a run refuses: another model, other data, another owner; the field or the owner is named."""
+# ruff: noqa: ASYNC240  # looking at a store in shared memory blocks nothing
 
 from __future__ import annotations
 
@@ -9,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from extraction.spool import ClientInfo, SpoolClient
-from hsstore.claims import Claims
 from hsstore.store import Store
-from tests.extraction.fake_server import fake_info, serve_fake
+from tests.extraction.fake_server import serve_fake
 from tests.extraction.processes import SMALL_STORE, Extraction, extract, left_claims
 from tests.extraction.running import run_here
 from tests.extraction.tiny import write_data
@@ -70,9 +70,7 @@ async def test_another_checkpoint_of_the_same_shape_is_refused(
     assert "this store was made for another model: capture_hash is" in ended.log
 
 
-async def test_other_data_is_refused(
-    server: Server, store: Path, few: Path, room: Path
-) -> None:
+async def test_other_data_is_refused(server: Server, store: Path, few: Path, room: Path) -> None:
     await run_here(store, server.url, server.spool, few)
     changed = write_data(room / "changed.jsonl", [5, 5, 5], seed=1)
 

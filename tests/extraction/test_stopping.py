@@ -66,7 +66,7 @@ def resume(store: Path, server: Server) -> None:
     assert outcome.status.complete == len(after.complete) - pending
     assert after.complete.all()
     assert left_claims(store) == []
-    verify(store)
+    verify(store, 61)
 
 
 def check_stopped(ended: Ended) -> None:
@@ -78,14 +78,13 @@ def check_stopped(ended: Ended) -> None:
     assert "was destroyed" not in ended.log
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_commits_what_has_arrived_and_ends_though_the_server_stands_still(
-    stuck: Extraction, server: Server, store: Path, number: signal.Signals
+    stuck: Extraction, server: Server, store: Path
 ) -> None:
     before = stuck.status()
     assert before is not None
 
-    sent = stuck.signal(number)
+    sent = stuck.signal(signal.SIGTERM)
     ended = stuck.wait()
     seconds = time.monotonic() - sent
 
@@ -101,6 +100,22 @@ def test_a_signal_commits_what_has_arrived_and_ends_though_the_server_stands_sti
     assert [run.result for run in Store.open(store).runs()] == ["interrupted"]
     server.signal(signal.SIGCONT)
     resume(store, server)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
+def test_any_stop_signal_ends_a_run_that_waits_for_its_server(
+    server: Server, store: Path, data: Path, number: signal.Signals
+) -> None:
+    run = Extraction(store, server, "--data", data, "--spool", store.parent / "none")
+    run.wait_for(lambda status: status.phase == "waiting for server")
+
+    sent = run.signal(number)
+    ended = run.wait()
+
+    check_stopped(ended)
+    assert "interrupted; this run committed 0 samples" in ended.log
+    assert time.monotonic() - sent < 5
+    assert not store.exists()
 
 
 def test_a_second_signal_ends_at_once_though_the_worker_hangs(
@@ -207,9 +222,7 @@ def test_dumps_of_a_killed_run_are_used_and_the_rest_is_removed(
     finally:
         server.signal(signal.SIGCONT)
     server.settle()
-    finished = {
-        RequestId.parse(path.stem): path for path in server.spool.glob("hs-*.safetensors")
-    }
+    finished = {RequestId.parse(path.stem): path for path in server.spool.glob("hs-*.safetensors")}
     pieces = [server.spool / f"hs-dead-{sample}-1-5.part" for sample in range(3)]
     foreign = server.spool / "notes.txt"
     for path in (*pieces, foreign):
@@ -229,4 +242,4 @@ def test_dumps_of_a_killed_run_are_used_and_the_rest_is_removed(
     assert server.forwards - forwards == 61 - used + 1
     assert server.left_in_spool() == ["notes.txt"]
     foreign.unlink()
-    verify(store)
+    verify(store, 61)

@@ -66,7 +66,8 @@ def make_checkpoint(directory: Path, *, seed: int = 0) -> Path:
 
 def make_lengths(samples: int, *, longest: int = 120, seed: int = 0) -> list[int]:
     """Choose lengths of 1 to `longest` tokens."""
-    return np.random.default_rng(seed).integers(1, longest + 1, samples).tolist()
+    lengths: list[int] = np.random.default_rng(seed).integers(1, longest + 1, samples).tolist()
+    return lengths
 
 
 def write_data(path: Path, lengths: Sequence[int], *, seed: int = 0) -> Path:

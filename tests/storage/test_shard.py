@@ -82,6 +82,19 @@ def test_a_discarded_shard_leaves_the_old_one_and_no_partial_file(directory: Pat
     assert ShardReader(directory / "c.0", 1).read(0) == b"old"
 
 
+def test_a_disk_that_refuses_the_removal_too_does_not_hide_the_first_error(
+    directory: Path,
+) -> None:
+    writer = ShardWriter(directory / "c.0", "run", 1)
+    partial = directory / "c.0.run.partial"
+    partial.unlink()
+    partial.mkdir()  # cannot be unlinked, as nothing can on a disk that turned read-only
+
+    writer.discard()
+
+    assert names(directory) == ["c.0.run.partial"]
+
+
 def test_a_full_disk_is_an_output_error_that_names_the_file_and_the_space(
     directory: Path,
 ) -> None:

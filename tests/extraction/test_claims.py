@@ -1,0 +1,163 @@
+"""Who may write which span, decided between real processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hsstore.claims import Claim, Claims
+from hsstore.errors import RefusedError
+from hsstore.testing.stores import make_store
+from tests.extraction.processes import left_claims
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from hsstore.store import Store
+
+_CLAIM = """
+import sys
+from hsstore.claims import Claims
+from hsstore.errors import RefusedError
+from hsstore.store import Store
+claims = Claims(Store.open(sys.argv[1]), sys.argv[2])
+try:
+    claims.take(map(int, sys.argv[3].split(",")))
+    print("taken", flush=True)
+except RefusedError as error:
+    print(error, flush=True)
+sys.stdin.read()
+claims.release()
+"""
+
+
+@pytest.fixture
+def opened(store: Path) -> Store:
+    """Give a store of four spans."""
+    return make_store(store, [4] * 20)
+
+
+class Claimant:
+    """A process that claims spans, and holds them until it is told to end."""
+
+    def __init__(self, store: Path, run: str, spans: str) -> None:
+        command: list[str | Path] = [sys.executable, "-c", _CLAIM, store, run, spans]
+        self.process: subprocess.Popen[str] = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def said(self) -> str:
+        """Return its one line."""
+        assert self.process.stdout is not None
+        line: str = self.process.stdout.readline()
+        return line.strip()
+
+    def end(self, *, kill: bool = False) -> None:
+        """Let it give its claims back, or kill it."""
+        if kill:
+            self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def other(opened: Store) -> Iterator[Claimant]:
+    """Give a process that holds spans 0 and 1."""
+    claimant = Claimant(opened.path, "other", "0,1")
+    assert claimant.said() == "taken"
+    yield claimant
+    claimant.end(kill=True)
+
+
+def test_a_span_of_a_live_run_is_refused_by_name_and_others_are_free(
+    opened: Store, other: Claimant
+) -> None:
+    with Claims(opened, "mine") as claims:
+        claims.take([2, 3])
+        with pytest.raises(RefusedError) as refused:
+            claims.take([1])
+
+        assert f"this store is being written by run other (pid {other.process.pid} on " in str(
+            refused.value
+        )
+        assert left_claims(opened.path) == ["0", "1", "2", "3"]
+    assert left_claims(opened.path) == ["0", "1"]
+
+
+def test_claims_of_a_dead_run_are_inherited_all_of_them(opened: Store, other: Claimant) -> None:
+    partial = opened.path / "hidden_states" / "c.0.0.0.other.partial"
+    foreign = opened.path / "hidden_states" / "c.x.partial.txt"
+    for path in (partial, foreign):
+        path.write_bytes(b"left")
+    other.end(kill=True)
+
+    with Claims(opened, "mine") as claims:
+        claims.take([0])
+
+        claims.check(0)
+        claims.check(1)
+        assert not partial.exists()
+        assert foreign.exists()
+    assert left_claims(opened.path) == []
+
+
+def test_of_many_heirs_one_wins(opened: Store, other: Claimant) -> None:
+    other.end(kill=True)
+
+    heirs = [Claimant(opened.path, f"heir{n}", "1") for n in range(4)]
+    said = [heir.said() for heir in heirs]
+
+    winner = said.index("taken")
+    assert said.count("taken") == 1
+    for line in said[:winner] + said[winner + 1 :]:
+        assert f"run heir{winner} " in line
+    for heir in heirs:
+        heir.end()
+
+
+def test_a_run_that_ended_by_itself_leaves_nothing(opened: Store, other: Claimant) -> None:
+    other.end()
+
+    assert list((opened.runs_path / "claims").iterdir()) == []
+
+
+@pytest.mark.parametrize("field", ["host", "boot", "pid_namespace"])
+def test_a_claim_from_where_locks_do_not_reach_is_refused_and_its_file_is_named(
+    opened: Store, other: Claimant, field: str
+) -> None:
+    other.end(kill=True)
+    path = opened.runs_path / "claims" / "1"
+    claim = Claim.model_validate_json(path.read_text())
+    path.write_text(claim.model_copy(update={field: "elsewhere"}).model_dump_json())
+
+    with Claims(opened, "mine") as claims:
+        with pytest.raises(RefusedError) as refused:
+            claims.take([1])
+        claims.take([2])
+
+    assert f"if you are sure that it is dead, remove {path}" in str(refused.value)
+    assert left_claims(opened.path) == ["1"]
+
+
+def test_a_claim_that_was_taken_away_stops_its_owner(opened: Store) -> None:
+    with Claims(opened, "mine") as claims:
+        claims.take([1])
+        path = opened.runs_path / "claims" / "1"
+        mine: Any = Claim.model_validate_json(path.read_text())
+        path.write_text(mine.model_copy(update={"run": "thief"}).model_dump_json())
+
+        with pytest.raises(RefusedError, match="span 1 was taken over by run thief"):
+            claims.check(1)
+
+    assert left_claims(opened.path) == ["1"]  # not ours to remove
+
+
+def test_one_run_is_there_once(opened: Store) -> None:
+    with (
+        Claims(opened, "mine"),
+        pytest.raises(RefusedError, match="run mine is already going on"),
+    ):
+        Claims(opened, "mine")

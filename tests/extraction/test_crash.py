@@ -1,0 +1,89 @@
+"""SIGKILL at any moment costs nothing: the store is what an undisturbed run would have made."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from hsstore.digest import payload_digest
+from hsstore.store import Store
+from hsstore.testing.invariants import check_same_data
+from tests.extraction.processes import SMALL_STORE, Extraction, left_claims, verify, wait_until
+from tests.extraction.running import run_here
+from tests.extraction.tiny import make_lengths, write_data
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+    from tests.extraction.processes import Server
+
+KILLS = 10
+SAMPLES = 240
+FORWARDS_A_RUN = 18
+"""At most so many before a kill: too few for all samples, whatever the speed of the machine."""
+IN_FLIGHT = 4
+
+
+@pytest.mark.crash
+def test_a_run_that_is_killed_again_and_again_makes_the_store_of_an_undisturbed_one(
+    server: Server, store: Path, room: Path
+) -> None:
+    data = write_data(room / "crash.jsonl", make_lengths(SAMPLES))
+    undisturbed = store.with_name("undisturbed.zarr")
+    asyncio.run(run_here(undisturbed, server.url, server.spool, data))
+    seed = random.randrange(1 << 32)
+    moments = random.Random(seed)
+    before = server.forwards
+    digest = np.zeros(SAMPLES, np.uint64)
+
+    for kill in range(KILLS):
+        _run_and_kill(server, store, data, moments)
+        digest = _check_what_is_committed(store, digest, f"kill {kill}, seed {seed}")
+    server.settle()
+    outcome = asyncio.run(run_here(store, server.url, server.spool))
+
+    assert outcome.code == 0, outcome.message
+    assert outcome.status.complete == np.count_nonzero(digest) > 0
+    assert np.array_equal(_check_what_is_committed(store, digest, "end") != 0, np.ones(SAMPLES))
+    check_same_data(Store.open(undisturbed), Store.open(store))
+    verify(store, SAMPLES)
+    # A killed run's dumps are used by the next: no more is asked for twice than was in flight.
+    assert server.forwards - before <= SAMPLES + (KILLS + 1) * (IN_FLIGHT + 2)
+    assert server.left_in_spool() == []
+    assert left_claims(store) == []
+    assert list(store.rglob("*.partial")) == []
+
+
+def _run_and_kill(server: Server, store: Path, data: Path, moments: random.Random) -> None:
+    enough = server.forwards + moments.randint(0, FORWARDS_A_RUN)
+    run = Extraction(store, server, "--data", data, *SMALL_STORE, "--max-in-flight", str(IN_FLIGHT))
+    try:
+        wait_until(lambda: run.worker() is not None)
+        wait_until(lambda: server.forwards >= enough)
+        time.sleep(moments.uniform(0, 0.1))
+        assert run.process.poll() is None, run.log()
+    finally:
+        run.kill()
+
+
+def _check_what_is_committed(
+    path: Path, earlier: npt.NDArray[np.uint64], context: str
+) -> npt.NDArray[np.uint64]:
+    """Check all set bits; return the digests, 0 where there is none."""
+    if not path.exists():
+        return earlier
+    store = Store.open(path)
+    completion = store.completion()
+    digest = np.where(completion.complete, completion.digest, 0)
+    for sample in np.flatnonzero(completion.complete).tolist():
+        assert payload_digest(store.payload.read(sample)) == digest[sample], f"{sample}, {context}"
+    kept = earlier != 0
+    assert np.array_equal(digest[kept], earlier[kept]), context
+    return digest

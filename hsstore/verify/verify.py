@@ -14,6 +14,7 @@ from dask.delayed import delayed
 from hsstore.errors import CorruptStoreError
 from hsstore.layout import Layout
 from hsstore.report import Bad, BadKind, Verification
+from hsstore.spec import CLEAN_ENDS
 from hsstore.store import Completion, Store
 from hsstore.verify.block import BlockResult, BlockTask, RunTimes, check_block
 from hsstore.verify.completion import read_span

@@ -125,7 +125,7 @@ def test_a_run_that_ended_by_itself_leaves_nothing(opened: Store, other: Claiman
 
 
 @pytest.mark.parametrize("field", ["host", "boot", "pid_namespace"])
-def test_a_claim_from_where_locks_do_not_reach_is_refused_and_its_file_is_named(
+def test_a_claim_from_where_locks_do_not_reach_is_taken_over_only_on_demand(
     opened: Store, other: Claimant, field: str
 ) -> None:
     other.end(kill=True)
@@ -138,8 +138,14 @@ def test_a_claim_from_where_locks_do_not_reach_is_refused_and_its_file_is_named(
             claims.take([1])
         claims.take([2])
 
-    assert f"if you are sure that it is dead, remove {path}" in str(refused.value)
-    assert left_claims(opened.path) == ["1"]
+    left = left_claims(opened.path)
+    with Claims(opened, "heir", take_over=True) as claims:
+        claims.take([1])
+        claims.check(1)
+
+    assert "if you are sure that it is dead, run again with --take-over" in str(refused.value)
+    assert left == ["1"]
+    assert left_claims(opened.path) == []
 
 
 def test_a_claim_that_was_taken_away_stops_its_owner(opened: Store) -> None:

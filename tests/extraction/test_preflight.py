@@ -28,6 +28,7 @@ def check(pending: Any = True, **changes: Any) -> Preflight:  # noqa: FBT002  # 
         "space": PLENTY,
         "spool_budget_bytes": 1 << 20,
         "memory_bytes": 1 << 20,
+        "memory_free_bytes": 1 << 30,
         "skip_too_large": False,
     }
     layout = layout_for(LENGTH, MODEL, SMALL_LAYOUT)
@@ -83,6 +84,13 @@ def test_a_disk_that_cannot_hold_the_store_is_a_problem_and_a_tight_one_a_warnin
     assert "it will be tight" in check(space=Space(raw - 1, None)).lines()[2]
     with pytest.raises(RefusedError, match="GB are free"):
         check(space=Space(raw // 2, None)).refuse_problems()
+
+
+def test_a_memory_budget_beyond_what_is_free_is_a_warning() -> None:
+    report = check(memory_free_bytes=1000)
+
+    report.refuse_problems()
+    assert "1,000 are free: lower it with --memory-gb" in report.lines()[-1]
 
 
 def test_a_file_system_without_inodes_is_a_problem() -> None:

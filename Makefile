@@ -13,7 +13,7 @@ demo: .venv/demo-ready
 	$(BIN)/python tools/demo.py
 
 test: .venv/test-ready
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 check: .venv/lint-ready
 	$(BIN)/ruff format --check .

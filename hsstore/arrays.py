@@ -190,12 +190,14 @@ class Arrays:
             raise CorruptStoreError(f"array {name}: {error}") from error
 
     def missing_chunks(self, name: str) -> int:
-        """Count the chunk files that are not there; zarr reads fill values in their place."""
+        """Count the chunk files that are missing or empty: zarr reads fill values in their place."""
         array = self._array(name)
         grid = zip(array.shape, array.shards or array.chunks, strict=True)
         expected = math.prod(-(-size // part) for size, part in grid)
         files = self._path(name).glob("c.*")
-        return expected - sum(file.suffix != PARTIAL_SUFFIX for file in files)
+        return expected - sum(
+            file.suffix != PARTIAL_SUFFIX and file.stat().st_size > 0 for file in files
+        )
 
     def put_group(self, path: str, attributes: dict[str, Any]) -> None:
         """Create a group inside the store, or replace its attributes, durably."""

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from hsstore.codec import ChunkCodec
-from hsstore.shard import shard_path
 from hsstore.report import BadKind
+from hsstore.shard import shard_path
 from hsstore.shard.index import index_bytes
 from hsstore.shard.reader import ShardReader
 from hsstore.shard.writer import ShardWriter

@@ -167,3 +167,14 @@ def test_a_damaged_record_of_a_run_is_reported(damaged: Path) -> None:
 
     assert [bad.kind for bad in report.bad] == [BadKind.RUN]
     assert "record of run r1" in report.bad[0].detail
+
+
+@pytest.mark.parametrize("name", ["metadata", "input_ids", "length"])
+def test_an_emptied_chunk_file_is_found_though_zarr_reads_fill_values(
+    damaged: Path, name: str
+) -> None:
+    file = next((damaged / name).glob("c.*"))
+
+    file.write_bytes(b"")
+
+    assert not verify_store(damaged).ok

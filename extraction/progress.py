@@ -34,7 +34,7 @@ class Display(Protocol):
 
 def open_display() -> Display:
     """Return the display that fits standard error."""
-    return LiveDisplay() if sys.stderr.isatty() else PlainDisplay()
+    return LiveDisplay(Console(stderr=True)) if sys.stderr.isatty() else PlainDisplay()
 
 
 class Rates:
@@ -113,9 +113,9 @@ class PlainDisplay:
 class LiveDisplay:
     """A bar and a line of figures at the bottom of the terminal; log lines above it."""
 
-    def __init__(self) -> None:
+    def __init__(self, console: Console) -> None:
         self._rates = Rates()
-        self._console = Console(stderr=True)
+        self._console = console
         self._live = Live(console=self._console, refresh_per_second=5, transient=True)
         self._live.start()
 

@@ -6,19 +6,25 @@ the last state when the writer hangs or is gone.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import struct
 import tempfile
 import time
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from hsstore.spec import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 PAGE_BYTES = 64 << 10
 MESSAGE_CHARACTERS = 8000
 """Of a longer message only the beginning is kept; even escaped it fits the page."""
+_PREFIX, _SUFFIX = "run-", ".status"
 _HEADER = struct.Struct("<QQ")  # sequence (odd while being written), length
 
 
@@ -65,6 +71,7 @@ class StatusPage:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock: int | None = None
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             self._map = mmap.mmap(descriptor, PAGE_BYTES)
@@ -73,14 +80,25 @@ class StatusPage:
 
     @classmethod
     def create(cls, directory: Path) -> Self:
-        """Create an empty page in a directory in shared memory."""
+        """Create an empty page in a directory in shared memory; remove those of dead creators.
+
+        The page is locked for the life of this process.
+        """
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(prefix="run-", suffix=".status", dir=directory)
+        with _alone_in(directory):
+            for path in directory.glob(f"{_PREFIX}*{_SUFFIX}"):
+                _remove_if_dead(path)
+            lock, name = tempfile.mkstemp(_SUFFIX, _PREFIX, directory)
+            fcntl.flock(lock, fcntl.LOCK_EX)
         try:
-            os.posix_fallocate(descriptor, 0, PAGE_BYTES)  # an error here, not a SIGBUS later
-        finally:
-            os.close(descriptor)
-        return cls(Path(name))
+            os.posix_fallocate(lock, 0, PAGE_BYTES)  # an error here, not a SIGBUS later
+            page = cls(Path(name))
+        except OSError:
+            Path(name).unlink()
+            os.close(lock)
+            raise
+        page._lock = lock
+        return page
 
     def write(self, status: RunStatus) -> None:
         """Publish a state."""
@@ -104,6 +122,32 @@ class StatusPage:
         """Unmap and delete the page."""
         self._map.close()
         self.path.unlink(missing_ok=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+@contextmanager
+def _alone_in(directory: Path) -> Iterator[None]:
+    """Keep others out, who would take a page for dead that is not locked yet."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove_if_dead(path: Path) -> None:
+    with suppress(FileNotFoundError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+        except BlockingIOError:
+            return  # its run lives
+        finally:
+            os.close(descriptor)
 
 
 def _body(status: RunStatus) -> bytes:

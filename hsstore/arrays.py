@@ -138,18 +138,19 @@ class Arrays:
         """Declare a small array; every chunk of it carries a crc32c."""
         itemsize = np.dtype(layout.dtype).itemsize
         blosc = BloscCodec(typesize=itemsize, cname="zstd", clevel=3, shuffle="shuffle")
-        self._group.create_array(
-            name,
-            shape=layout.shape,
-            dtype=np.dtype(layout.dtype),
-            chunks=layout.chunks,
-            shards=layout.shards,
-            serializer=BytesCodec(),
-            compressors=[blosc, Crc32cCodec()] if layout.compressed else [Crc32cCodec()],
-            fill_value=0,
-            dimension_names=layout.dims,
-            chunk_key_encoding=_KEYS,
-        )
+        with output_errors(self._path(name)):
+            self._group.create_array(
+                name,
+                shape=layout.shape,
+                dtype=np.dtype(layout.dtype),
+                chunks=layout.chunks,
+                shards=layout.shards,
+                serializer=BytesCodec(),
+                compressors=[blosc, Crc32cCodec()] if layout.compressed else [Crc32cCodec()],
+                fill_value=0,
+                dimension_names=layout.dims,
+                chunk_key_encoding=_KEYS,
+            )
 
     def add_states(
         self, name: str, rows: int, geometry: Geometry, dtype: DTypeName, *, sharded: bool
@@ -157,18 +158,19 @@ class Arrays:
         """Declare an array of states, (rows, slots, hidden), whose fill value is NaN."""
         compressor = ChunkCodec(geometry.itemsize).zarr_metadata["configuration"]
         shard = (geometry.shard_rows, geometry.slots, geometry.hidden)
-        self._group.create_array(
-            name,
-            shape=(rows, geometry.slots, geometry.hidden),
-            dtype=BFloat16() if dtype == "bfloat16" else native_dtype(dtype),
-            chunks=geometry.chunk_shape if sharded else (max(rows, 1), *shard[1:]),
-            shards=shard if sharded else None,
-            serializer=BytesCodec(),
-            compressors=[BloscCodec(**compressor), Crc32cCodec()],
-            fill_value=float("nan"),
-            dimension_names=("row", "slot", "hidden"),
-            chunk_key_encoding=_KEYS,
-        )
+        with output_errors(self._path(name)):
+            self._group.create_array(
+                name,
+                shape=(rows, geometry.slots, geometry.hidden),
+                dtype=BFloat16() if dtype == "bfloat16" else native_dtype(dtype),
+                chunks=geometry.chunk_shape if sharded else (max(rows, 1), *shard[1:]),
+                shards=shard if sharded else None,
+                serializer=BytesCodec(),
+                compressors=[BloscCodec(**compressor), Crc32cCodec()],
+                fill_value=float("nan"),
+                dimension_names=("row", "slot", "hidden"),
+                chunk_key_encoding=_KEYS,
+            )
 
     def write(self, name: str, where: slice, values: npt.NDArray[Any]) -> None:
         """Write part of an array, durably."""

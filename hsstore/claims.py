@@ -207,7 +207,7 @@ class Claims:
 
     def _read(self, span: int) -> Claim | None:
         try:
-            return Claim.model_validate_json(self._path(span).read_text())
+            return Claim.model_validate_json(self._path(span).read_bytes())
         except FileNotFoundError:
             return None
         except ValidationError as error:

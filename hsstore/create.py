@@ -99,6 +99,23 @@ def create_store(
     RefusedError
         A store is there, and it was made for another model or from other data.
     """
+    if not path.exists():
+        _build_and_rename(path, dataset, model, norm_weight, tokenizer_hash, options, golden)
+    store = Store.open(path)  # ours, or that of whoever was first
+    store.spec.refuse_other_model(model)
+    store.spec.refuse_other_dataset(dataset.fingerprint())
+    return store
+
+
+def _build_and_rename(
+    path: Path,
+    dataset: TokenizedDataset,
+    model: Model,
+    norm_weight: npt.NDArray[np.float32],
+    tokenizer_hash: str | None,
+    options: LayoutOptions | None,
+    golden: Golden | None,
+) -> None:
     layout = layout_for(dataset.length, model, options)
     spec = _spec(dataset, model, layout, tokenizer_hash, golden)
     building = path.with_name(f".{path.name}.{uuid.uuid4().hex}.building")
@@ -111,10 +128,6 @@ def create_store(
             rename_directory_without_replacing(building, path)
     finally:
         shutil.rmtree(building, ignore_errors=True)  # the loser's, or a failed one
-    store = Store.open(path)
-    store.spec.refuse_other_model(model)
-    store.spec.refuse_other_dataset(spec.dataset.fingerprint)
-    return store
 
 
 def _spec(

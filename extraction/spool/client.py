@@ -5,6 +5,7 @@ The client owns deletion. Names it does not know are reported and never touched.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -26,7 +27,7 @@ from extraction.spool.directory import (
     is_own,
 )
 from extraction.spool.dump import Dump
-from extraction.spool.errors import DumpInUseError, ErrorReason, NoServerError
+from extraction.spool.errors import DumpError, DumpInUseError, ErrorReason, NoServerError
 from extraction.spool.free import FreeFiles
 from extraction.spool.heartbeat import Heartbeat, read_heartbeat
 from extraction.spool.info import ClientInfo, ServerInfo
@@ -96,10 +97,6 @@ class SpoolView:
     def server_alive(self) -> bool:
         """Tell whether a live process holds the server's lock (it may still be loading)."""
         return is_held(self.directory.path / SERVER_LOCK)
-
-    def client_alive(self) -> bool:
-        """Tell whether a live process holds the client's lock."""
-        return is_held(self.directory.path / CLIENT_LOCK)
 
     def server(self) -> ServerInfo | None:
         """Read what the live server says of itself; None while there is none, or it is loading.
@@ -192,17 +189,18 @@ class SpoolClient(SpoolView):
 
         Raises
         ------
-        FileNotFoundError
-            It is not there.
         DumpError
-            It is truncated, or not what its name says.
+            It is gone, truncated, or not what its name says.
         """
-        dump = Dump(rid, self.directory.finished(rid))
+        try:
+            dump = Dump(rid, self.directory.finished(rid))
+        except FileNotFoundError:
+            raise DumpError(f"{rid}: somebody removed this dump from the spool") from None
         self._open[rid] = dump
         return dump
 
     def give_back(self, rid: RequestId) -> None:
-        """Let the server reuse the file of a finished dump.
+        """Let the server reuse the file of a finished dump, if nobody has removed it.
 
         Raises
         ------
@@ -210,7 +208,8 @@ class SpoolClient(SpoolView):
             It is still mapped here: the server would write into what is being read.
         """
         self._check_closed(rid)
-        self.directory.finished(rid).rename(self.directory.free(rid))
+        with contextlib.suppress(FileNotFoundError):
+            self.directory.finished(rid).rename(self.directory.free(rid))
 
     def discard(self, rid: RequestId) -> None:
         """Remove all that is there of a request, whatever its state.
@@ -251,12 +250,15 @@ class SpoolClient(SpoolView):
         self.directory.remove_if_empty()
 
     def cleanup(self, run: str) -> None:
-        """Remove every file of one run's requests, finished dumps included.
+        """Remove every file of one run's requests, finished dumps included; they may be gone.
 
         Also those that are mapped: the run is over, and only a server that writes into the file
         could change what a mapping shows.
         """
-        scan = self.scan()
+        try:
+            scan = self.scan()
+        except FileNotFoundError:
+            return  # the whole spool was removed
         for rid in {*scan.finished, *scan.partial, *scan.errors}:
             if rid.run == run:
                 self._remove(rid)

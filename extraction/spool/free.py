@@ -7,6 +7,7 @@ both take files out; each file goes to whoever renames or removes it first.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -51,12 +52,13 @@ class FreeFiles:
 
     def _files(self) -> list[tuple[int, str]]:
         files = []
-        with os.scandir(self.path) as entries:
-            for entry in entries:
-                if RequestId.parse(entry.name) is None:
-                    continue
-                try:
-                    files.append((entry.stat().st_blocks * 512, entry.name))
-                except FileNotFoundError:
-                    continue
+        for name in self._names():
+            with suppress(FileNotFoundError):
+                files.append(((self.path / name).stat().st_blocks * 512, name))
         return files
+
+    def _names(self) -> list[str]:
+        try:
+            return [name for name in os.listdir(self.path) if RequestId.parse(name) is not None]
+        except FileNotFoundError:
+            return []  # the whole spool was removed

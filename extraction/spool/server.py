@@ -125,7 +125,10 @@ class SpoolServer:
         """Show progress: to be called where the work is done, never from a timer."""
         if self._heartbeat is None:
             return
-        status = os.statvfs(self.directory.path)
+        try:
+            status = os.statvfs(self.directory.path)
+        except FileNotFoundError:
+            return  # the spool was removed under us: nobody looks any more
         self._heartbeat.beat(
             forwards=forwards,
             rows=self._rows,

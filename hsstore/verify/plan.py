@@ -87,7 +87,9 @@ def _check_readable(store: Store) -> Iterator[Finding]:
         except CorruptStoreError:
             continue  # reported above, or by the rows
         if missing:
-            yield Finding(None, BadKind.PLAN, f"array {name}: {missing} chunk files are missing or empty")
+            yield Finding(
+                None, BadKind.PLAN, f"array {name}: {missing} chunk files are missing or empty"
+            )
 
 
 def _check_rows(store: Store) -> Iterator[Finding]:

@@ -34,7 +34,7 @@ test-newer:
 	$(NEWER_PYTHON) -m venv build/newer-venv
 	build/newer-venv/bin/pip install --quiet --upgrade pip
 	build/newer-venv/bin/pip install --quiet --editable . --group test
-	build/newer-venv/bin/python -m pytest tests/storage tests/verify tests/cli
+	build/newer-venv/bin/python -m pytest -n auto --dist loadfile tests/storage tests/verify tests/cli
 
 # Builds the wheel and tries it in an environment of its own, away from the sources.
 wheel: .venv/ready

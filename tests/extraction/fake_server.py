@@ -56,6 +56,8 @@ class Fault(Enum):
     OVERRUN = auto()
     FULL = auto()
     ENGINE = auto()
+    ENGINE_THEN_500 = auto()
+    ENGINE_AFTER_500 = auto()
 
 
 ODD_DUMPS = (
@@ -142,6 +144,8 @@ class FakeServer:
         """Added to all states: another model."""
         self.hold: asyncio.Event | None = None
         """While set and not fired, no request of a sample is answered."""
+        self.held: set[int] | None = None
+        """The samples that `hold` is about; None: all."""
         self._runner: web.AppRunner | None = None
         self._samples = samples
         self._at_once = 0
@@ -195,13 +199,16 @@ class FakeServer:
         self._at_once += 1
         self.most_at_once = max(self.most_at_once, self._at_once)
         try:
-            if self.hold is not None and rid.sample < self._samples:
+            if self.hold is not None and self._is_held(rid.sample):
                 await self.hold.wait()
             return await self._answer(http, rid, np.array(body["input_ids"], np.int32), fault)
         finally:
             self._at_once -= 1
             self._forwards += 1
             self.spool.beat(forwards=self._forwards, queue_depth=0)
+
+    def _is_held(self, sample: int) -> bool:
+        return sample < self._samples if self.held is None else sample in self.held
 
     def _next_fault(self, rid: RequestId) -> Fault | None:
         if rid.sample < self._samples:
@@ -216,6 +223,8 @@ class FakeServer:
             return web.json_response({"error": {"message": "too odd"}}, status=400)
         if fault is Fault.SERVER_ERROR:
             return web.json_response({"error": {"message": "out of luck"}}, status=500)
+        if fault in {Fault.ENGINE_THEN_500, Fault.ENGINE_AFTER_500}:
+            return await self._break_down(rid, reason_first=fault is Fault.ENGINE_THEN_500)
         if fault is Fault.RESET:
             assert http.transport is not None
             http.transport.abort()
@@ -225,6 +234,19 @@ class FakeServer:
         if fault is Fault.NO_ANSWER:
             await self._hung.wait()
         return web.json_response({"text": "", "meta_info": {"id": str(rid)}})
+
+    async def _break_down(self, rid: RequestId, *, reason_first: bool) -> web.Response:
+        """Say over HTTP and in the spool that the engine failed, one well after the other."""
+
+        def say() -> None:
+            self.spool.fail(str(rid), ErrorReason.ENGINE, "out of memory")
+
+        if reason_first:
+            say()
+            await asyncio.sleep(0.1)
+        else:
+            asyncio.get_running_loop().call_later(0.1, say)
+        return web.json_response({"error": {"message": "out of memory"}}, status=500)
 
     async def wait_for_requests(self, count: int) -> None:
         """Wait until so many have come."""

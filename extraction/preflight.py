@@ -61,7 +61,7 @@ class Preflight(Record):
         gb = 1e-9
         need = (
             f"{self.samples:,} samples, {self.tokens:,} tokens: {self.bytes_raw * gb:,.3f} GB raw, "
-            f"about {self.bytes_stored_estimate * gb:,.3f} GB stored in {self.shards:,} shards"
+            f"about {self.bytes_stored_estimate * gb:,.3f} GB stored in {self.files:,} files"
         )
         have = (
             f"{self.bytes_free * gb:,.2f} GB free on disk; spool budget "

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 import typer
 
 from hsstore.cli.app import app
+from hsstore.cli.options import (
+    GB,
+    ChatTemplateKwargs,
+    ChunkRows,
+    DataFiles,
+    Limit,
+    MaxTokens,
+    MemoryGb,
+    MinLossTokens,
+    ShardRows,
+    SkipBad,
+    SpanSamples,
+    TooLong,
+    TrainOn,
+    TrustRemoteCode,
+    data_options,
+)
 from hsstore.errors import InputError
 
-GB = 1e9
-
-DataFiles = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--data",
-        help="JSONL (.gz, .zst) or Parquet files, or save_to_disk folders; may be repeated.",
-    ),
-]
 ModelDir = Annotated[Path | None, typer.Option("--model", help="The model's directory: tokenizer.")]
 
 
@@ -32,35 +39,21 @@ def extract(
     spool: Annotated[
         Path | None, typer.Option(help="The server's spool [default: by the server's port].")
     ] = None,
-    train_on: Annotated[
-        Literal["all", "last"], typer.Option(help="Assistant turns that are supervised.")
-    ] = "all",
-    max_tokens: Annotated[int | None, typer.Option(help="Longest sample, in tokens.")] = None,
-    too_long: Annotated[
-        Literal["truncate", "skip"], typer.Option(help="What to do with a longer one.")
-    ] = "truncate",
-    min_loss_tokens: Annotated[
-        int, typer.Option(help="Drop samples with fewer supervised tokens.")
-    ] = 1,
-    limit: Annotated[int | None, typer.Option(help="Take so many samples at most.")] = None,
-    skip_bad: Annotated[bool, typer.Option(help="Count bad records and go on.")] = False,
-    chat_template_kwargs: Annotated[
-        str, typer.Option(help="JSON object passed to the chat template.")
-    ] = "{}",
-    trust_remote_code: Annotated[
-        bool, typer.Option(help="Allow a tokenizer that is Python code in the model's directory.")
-    ] = False,
-    chunk_rows: Annotated[
-        int | None, typer.Option(help="Rows a chunk [default: by width].")
-    ] = None,
-    shard_rows: Annotated[int | None, typer.Option(help="Rows a shard [default: by size].")] = None,
-    span_samples: Annotated[
-        int | None, typer.Option(help="Samples a span [default: by size].")
-    ] = None,
+    train_on: TrainOn = "all",
+    max_tokens: MaxTokens = None,
+    too_long: TooLong = "truncate",
+    min_loss_tokens: MinLossTokens = 1,
+    limit: Limit = None,
+    skip_bad: SkipBad = False,
+    chat_template_kwargs: ChatTemplateKwargs = "{}",
+    trust_remote_code: TrustRemoteCode = False,
+    chunk_rows: ChunkRows = None,
+    shard_rows: ShardRows = None,
+    span_samples: SpanSamples = None,
     spool_budget_gb: Annotated[
         float | None, typer.Option(help="Shared memory to use [default: half of what is free].")
     ] = None,
-    memory_gb: Annotated[float, typer.Option(help="Memory for dumps being encoded.")] = 2.0,
+    memory_gb: MemoryGb = 2.0,
     max_in_flight: Annotated[int, typer.Option(help="Requests at once.")] = 32,
     max_failures: Annotated[
         float, typer.Option(help="Share of the samples that may fail before the run stops.")
@@ -87,7 +80,7 @@ def extract(
     Exit codes: 0 complete; 1 finished, some samples failed; 2 wrong input; 3 refused (another
     model, data or owner); 74 output error; 75 interrupted, run again to continue.
     """
-    from extraction.options import DataOptions, ExtractOptions
+    from extraction.options import ExtractOptions
     from extraction.supervisor import supervise
 
     url, spool_path = _server(server, spool)
@@ -96,15 +89,15 @@ def extract(
         server=url,
         spool=spool_path,
         model=model,
-        data=DataOptions(
-            files=tuple(data or ()),
+        data=data_options(
+            data,
+            chat_template_kwargs,
             train_on=train_on,
             max_tokens=max_tokens,
             too_long=too_long,
             min_loss_tokens=min_loss_tokens,
             limit=limit,
             skip_bad=skip_bad,
-            chat_template_kwargs=_json_object(chat_template_kwargs),
             trust_remote_code=trust_remote_code,
         ),
         chunk_rows=chunk_rows,
@@ -140,13 +133,3 @@ def _server(server: str, spool: Path | None) -> tuple[str, Path]:
     if parts.port is None:
         raise InputError(f"--server {url}: no port, so --spool is needed")
     return url, default_spool(parts.port)
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InputError(f"--chat-template-kwargs {text}: {error}") from None
-    if not isinstance(value, dict):
-        raise InputError(f"--chat-template-kwargs {text}: not a JSON object")
-    return value

@@ -2,12 +2,92 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+
+from hsstore.errors import InputError
+
+if TYPE_CHECKING:
+    from extraction.options import DataOptions
 
 StorePath = Annotated[Path, typer.Argument(metavar="STORE", help="The store's directory.")]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON document, as schemas/ describes it.")
 ]
+
+DataFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--data",
+        help="JSONL (.gz, .zst) or Parquet files, or save_to_disk folders; may be repeated.",
+    ),
+]
+TrainOn = Annotated[
+    Literal["all", "last"], typer.Option(help="Assistant turns that are supervised.")
+]
+MaxTokens = Annotated[int | None, typer.Option(help="Longest sample, in tokens.")]
+TooLong = Annotated[Literal["truncate", "skip"], typer.Option(help="What to do with a longer one.")]
+MinLossTokens = Annotated[int, typer.Option(help="Drop samples with fewer supervised tokens.")]
+Limit = Annotated[int | None, typer.Option(help="Take so many samples at most.")]
+SkipBad = Annotated[bool, typer.Option(help="Count bad records and go on.")]
+ChatTemplateKwargs = Annotated[str, typer.Option(help="JSON object passed to the chat template.")]
+TrustRemoteCode = Annotated[
+    bool, typer.Option(help="Allow a tokenizer that is Python code in the model's directory.")
+]
+
+ChunkRows = Annotated[int | None, typer.Option(help="Rows a chunk [default: by width].")]
+ShardRows = Annotated[int | None, typer.Option(help="Rows a shard [default: by size].")]
+SpanSamples = Annotated[int | None, typer.Option(help="Samples a span [default: by size].")]
+MemoryGb = Annotated[float, typer.Option(help="Memory for dumps being encoded.")]
+Layers = Annotated[
+    str | None,
+    typer.Option(help="Layers to capture, such as 1,14,26 (0-based outputs) [default: EAGLE-3's]."),
+]
+
+GB = 1e9
+
+
+def data_options(
+    files: list[Path] | None,
+    chat_template_kwargs: str,
+    **options: Any,  # noqa: ANN401  # the fields of DataOptions
+) -> DataOptions:
+    """Collect what says which samples are taken.
+
+    Raises
+    ------
+    InputError
+        The template's arguments are not a JSON object.
+    """
+    from extraction.options import DataOptions
+
+    arguments = _json_object("--chat-template-kwargs", chat_template_kwargs)
+    return DataOptions(files=tuple(files or ()), chat_template_kwargs=arguments, **options)
+
+
+def layer_list(text: str | None) -> tuple[int, ...] | None:
+    """Parse `--layers`.
+
+    Raises
+    ------
+    InputError
+    """
+    if text is None:
+        return None
+    try:
+        return tuple(int(layer) for layer in text.split(","))
+    except ValueError:
+        raise InputError(f"--layers {text}: not a list such as 1,14,26") from None
+
+
+def _json_object(option: str, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{option} {text}: {error}") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{option} {text}: not a JSON object")
+    return value

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from hsstore.cli.app import app
-from hsstore.errors import InputError
+from hsstore.cli.options import Layers, layer_list
 
 
 @app.command()
@@ -22,12 +22,7 @@ def serve(
     spool: Annotated[
         Path | None, typer.Option(help="Directory in shared memory [default: by the port].")
     ] = None,
-    layers: Annotated[
-        str | None,
-        typer.Option(
-            help="Layers to capture, such as 1,14,26 (0-based outputs) [default: EAGLE-3's]."
-        ),
-    ] = None,
+    layers: Layers = None,
     dtype: Annotated[
         Literal["bfloat16", "float16", "float32"] | None,
         typer.Option(help="Element type [default: the checkpoint's]."),
@@ -56,19 +51,10 @@ def serve(
             host=host,
             port=port,
             spool=spool,
-            layers=_layers(layers),
+            layers=layer_list(layers),
             dtype=dtype,
             compute_dtype=compute_dtype,
             piece_tokens=piece_tokens,
             threads=threads,
         )
     )
-
-
-def _layers(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(int(layer) for layer in text.split(","))
-    except ValueError:
-        raise InputError(f"--layers {text}: not a list such as 1,14,26") from None

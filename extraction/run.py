@@ -87,6 +87,12 @@ class Run:
             await asyncio.to_thread(self._report_plan, store)
             return await asyncio.to_thread(self._result, store)
         self._report(phase="waiting for server")
+        log.info(
+            "server %s, spool %s: waiting up to %.0f s",
+            self._options.server,
+            self._options.spool,
+            self._options.server_wait_seconds,
+        )
         info = await asyncio.to_thread(
             wait_for_server, self._options.spool, self._options.server_wait_seconds
         )

@@ -122,7 +122,9 @@ class _Loader:
         if isinstance(body, Tokens):
             return body.input_ids, body.loss_mask
         if self._encoder is None:
-            raise InputError(f"{raw.location}: text needs a tokenizer, and none was given")
+            raise InputError(
+                f"{raw.location}: text needs a tokenizer: give the model's directory, --model"
+            )
         if isinstance(body, Text):
             return self._encoder.encode_text(body.text)
         if self._template is None:

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
 
-from pydantic import Field
-
+from extraction.dataset import DatasetOptions
 from hsstore.spec import Record
 
 
-class DataOptions(Record):
+class DataOptions(DatasetOptions):
     """Where samples come from, and which are taken."""
 
     files: tuple[Path, ...] = ()
-    train_on: Literal["all", "last"] = "all"
-    max_tokens: int | None = None
-    too_long: Literal["truncate", "skip"] = "truncate"
-    min_loss_tokens: int = 1
-    limit: int | None = None
-    skip_bad: bool = False
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    trust_remote_code: bool = False
 
 
 class ExtractOptions(Record):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import psutil
 
-from extraction.dataset import DatasetOptions, load_dataset
+from extraction.dataset import load_dataset
 from extraction.engines.engine import resolve_layers
 from extraction.preflight import free_space, preflight
 from extraction.spool import headroom_bytes
@@ -54,10 +54,9 @@ def plan_run(
         The data, the layers or the model's config.json are wrong.
     """
     hidden, num_layers = _model_size(model_dir)
-    options = DatasetOptions(**data.model_dump(exclude={"files"}))
     # Data that is tokenised already needs no tokenizer.
     tokenizer_dir = model_dir if (model_dir / "tokenizer_config.json").exists() else None
-    dataset, report = load_dataset(data.files, tokenizer_dir, options)
+    dataset, report = load_dataset(data.files, tokenizer_dir, data)
     geometry = choose_geometry(
         dataset.length,
         slots=len(resolve_layers(layers, num_layers)) + 1,

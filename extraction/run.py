@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 
 from extraction.block_sink import BlockSink
-from extraction.dataset import DatasetOptions, load_dataset, tokenizer_hash
+from extraction.dataset import load_dataset, tokenizer_hash
 from extraction.handshake import (
     GOLDEN_ROWS,
     model_of,
@@ -129,8 +129,7 @@ class Run:
     def _load_dataset(self) -> TokenizedDataset:
         self._report(phase="reading data")
         data = self._options.data
-        options = DatasetOptions(**data.model_dump(exclude={"files"}))
-        dataset, report = load_dataset(data.files, self._options.model, options)
+        dataset, report = load_dataset(data.files, self._options.model, data)
         log.info("data: %s", report.summary())
         for message in [example for examples in report.examples.values() for example in examples]:
             log.warning("dropped: %s", message)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from pydantic import Field
+
+from hsstore.spec import Record
 
 BAD_INPUT: Final = "bad input"
 TEMPLATE_ERROR: Final = "template error"
@@ -18,8 +19,7 @@ TOO_FEW_LOSS_TOKENS: Final = "too few loss tokens"
 EXAMPLES_PER_REASON: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
-class DatasetOptions:
+class DatasetOptions(Record):
     """How records become samples."""
 
     train_on: Literal["all", "last"] = "all"
@@ -34,7 +34,7 @@ class DatasetOptions:
     """Stop after this many samples are kept."""
     skip_bad: bool = False
     """Count wrong records and go on, instead of raising at the first."""
-    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Passed to the chat template; a record's own `chat_template_kwargs` win."""
     trust_remote_code: bool = False
     """Allow a tokenizer that is Python code in its directory, such as Kimi-K2's."""

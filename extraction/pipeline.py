@@ -25,7 +25,7 @@ from extraction.flight import FlightCap
 from extraction.requester import CaptureFailedError, DumpMissingError, ServerBusyError
 from extraction.server_link import RequestRefusedError, ServerAwayError
 from extraction.spool import DumpError, RequestId, dump_bytes
-from hsstore.errors import HsstoreError
+from hsstore.errors import HsstoreError, OutputError
 from hsstore.spec import FailureReason
 
 if TYPE_CHECKING:
@@ -351,10 +351,11 @@ class Pipeline:
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the error that ended the run: an expected one before what followed from it."""
+    """Return the error that ended the run before those that followed from it: the disk's first."""
     flat = [error for error in _flatten(errors) if not isinstance(error, asyncio.CancelledError)]
+    output = [error for error in flat if isinstance(error, OutputError)]
     expected = [error for error in flat if isinstance(error, HsstoreError)]
-    return [*expected, *flat][0]
+    return [*output, *expected, *flat][0]
 
 
 def _flatten(errors: BaseExceptionGroup[BaseException]) -> list[BaseException]:

@@ -56,6 +56,8 @@ class Worker:
         return code
 
     def _stop(self, work: asyncio.Task[tuple[str, int]]) -> None:
+        if work.cancelling():  # a second request must not break off the commits of the first
+            return
         self._update(phase="stopping")
         work.cancel()
 

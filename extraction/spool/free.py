@@ -6,7 +6,6 @@ both take files out; each file goes to whoever renames or removes it first.
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -59,6 +58,6 @@ class FreeFiles:
 
     def _names(self) -> list[str]:
         try:
-            return [name for name in os.listdir(self.path) if RequestId.parse(name) is not None]
+            return [path.name for path in self.path.iterdir() if RequestId.parse(path.name)]
         except FileNotFoundError:
             return []  # the whole spool was removed

@@ -11,6 +11,7 @@ import pytest
 from hsstore.claims import Claim, Claims
 from hsstore.errors import RefusedError
 from hsstore.testing.stores import make_store
+from tests.extraction.mounts import read_only
 from tests.extraction.processes import left_claims
 
 if TYPE_CHECKING:
@@ -145,6 +146,51 @@ def test_a_claim_from_where_locks_do_not_reach_is_taken_over_only_on_demand(
 
     assert "if you are sure that it is dead, run again with --take-over" in str(refused.value)
     assert left == ["1"]
+    assert left_claims(opened.path) == []
+
+
+def test_taking_over_never_takes_from_a_run_that_lives(opened: Store, other: Claimant) -> None:
+    path = opened.runs_path / "claims" / "1"
+    claim = Claim.model_validate_json(path.read_text())
+    path.write_text(claim.model_copy(update={"host": "elsewhere"}).model_dump_json())
+
+    with (
+        Claims(opened, "mine", take_over=True) as claims,
+        pytest.raises(RefusedError, match=r"is being written by run other .* on elsewhere"),
+    ):
+        claims.take([1])
+
+    assert left_claims(opened.path) == ["0", "1"]
+
+
+@pytest.mark.parametrize("content", [b"", b'{"run": "half', b"\xff\xfe", b"[]"])
+def test_a_file_that_is_no_claim_is_refused_by_name_and_only_where_it_is_in_the_way(
+    opened: Store, content: bytes
+) -> None:
+    path = opened.runs_path / "claims" / "1"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+
+    with Claims(opened, "mine", take_over=True) as claims:
+        claims.take([0])
+        with pytest.raises(RefusedError) as refused:
+            claims.take([1])
+
+    assert f"{path} is not a claim" in str(refused.value)
+    assert str(refused.value).endswith("remove it")
+    assert left_claims(opened.path) == ["1"]
+
+
+def test_claims_that_cannot_be_given_back_raise_nothing_and_are_inherited(opened: Store) -> None:
+    claims = Claims(opened, "mine")
+    claims.take([0, 1])
+
+    with read_only(opened.runs_path):
+        claims.release()
+
+    assert left_claims(opened.path) == ["0", "1"]
+    with Claims(opened, "heir") as heir:
+        heir.take([1])
     assert left_claims(opened.path) == []
 
 

@@ -39,6 +39,8 @@ BAD_DATA = [
     (Fault.OTHER_STORE, FailureReason.BAD_DATA, "store is 'another'"),
     (Fault.OTHER_CAPTURE, FailureReason.BAD_DATA, "capture hash is '000"),
     (Fault.ENGINE, FailureReason.BAD_DATA, "engine: on demand"),
+    (Fault.ENGINE_THEN_500, FailureReason.BAD_DATA, "engine: out of memory"),
+    (Fault.ENGINE_AFTER_500, FailureReason.BAD_DATA, "engine: out of memory"),
     (Fault.BAD_REQUEST, FailureReason.REFUSED, "the server answered 400"),
     (Fault.NO_DUMP, FailureReason.BAD_DATA, "no dump came"),
 ]
@@ -91,8 +93,8 @@ async def test_a_server_that_goes_wrong_now_and_then_costs_nothing_but_attempts(
         outcome = await run_on(server, store, few)
 
         assert outcome.code == 0, outcome.message
-        assert [server.attempts(s) for s in range(SAMPLES)] == [3] * 13 + [1] * 11
-        assert outcome.status.retries == 26
+        assert [server.attempts(s) for s in range(SAMPLES)] == [3] * 15 + [1] * 9
+        assert outcome.status.retries == 30
         assert outcome.status.failed_now == 0
 
 
@@ -102,13 +104,13 @@ async def test_three_bad_attempts_make_a_sample_fail_with_its_reason(
     async with fake() as server:
         server.always = {sample: fault for sample, (fault, _, _) in enumerate(BAD_DATA)}
 
-        outcome = await run_on(server, store, few, max_failures=0.6)
+        outcome = await run_on(server, store, few, max_failures=0.7)
 
         failed = Store.open(store).completion().failed
         assert outcome.code == 1
-        assert "11 samples are in" in outcome.message
-        assert "13 failed (1 refused, 10 bad-data, 2 not-finite)" in outcome.message
-        assert failed.tolist() == [reason for _, reason, _ in BAD_DATA] + [0] * 11
+        assert "9 samples are in" in outcome.message
+        assert "15 failed (1 refused, 12 bad-data, 2 not-finite)" in outcome.message
+        assert failed.tolist() == [reason for _, reason, _ in BAD_DATA] + [0] * 9
         for sample, (_, reason, text) in enumerate(BAD_DATA):
             line = next(
                 one for one in outcome.log.splitlines() if one.startswith(f"sample {sample} failed")

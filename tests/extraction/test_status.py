@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import subprocess
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -75,6 +78,61 @@ def test_a_writer_that_died_in_the_middle_leaves_nothing_to_believe(page: Status
     assert status is None
     assert after is not None
     assert after.samples == 7
+
+
+@pytest.mark.parametrize(
+    "message", ["a" * 200_000, '"\\\n' * 50_000, "\x01" * 70_000, "🙂" * 20_000]
+)
+def test_of_a_message_that_is_too_long_the_beginning_is_kept(
+    page: StatusPage, message: str
+) -> None:
+    page.write(RunStatus(run="r", samples=5, message=message))
+
+    status = page.read()
+
+    assert status is not None
+    assert status.samples == 5
+    assert len(status.message) >= 1000
+    assert message.startswith(status.message)
+
+
+def test_pages_of_dead_runs_are_removed_when_a_new_one_starts(tmp_path: Path) -> None:
+    program = (
+        "import os; from pathlib import Path; from extraction.status import StatusPage;"
+        f"StatusPage.create(Path({str(tmp_path)!r})); os._exit(9)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=False)
+    left = [path.name for path in tmp_path.iterdir()]
+    other = tmp_path / "notes.status"
+    other.touch()
+
+    live = StatusPage.create(tmp_path)
+    reader = StatusPage(live.path)
+    second = StatusPage.create(tmp_path)
+
+    assert len(left) == 1
+    assert set(tmp_path.iterdir()) == {live.path, second.path, other}
+    live.write(RunStatus(run="r"))
+    assert reader.read() == RunStatus(run="r")
+    live.remove()
+    second.remove()
+
+
+def test_a_page_that_is_just_being_created_is_not_taken_for_dead(tmp_path: Path) -> None:
+    others = tmp_path / "run-other.status"
+    created: list[StatusPage] = []
+    creating = threading.Thread(target=lambda: created.append(StatusPage.create(tmp_path)))
+    directory = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(directory, fcntl.LOCK_EX)
+    with others.open("wb") as file:
+        creating.start()
+        time.sleep(0.1)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        os.close(directory)
+        creating.join()
+
+        assert others.exists()
+    created[0].remove()
 
 
 def test_a_removed_page_is_gone(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 from extraction.spool import RequestId
 from extraction.status import StatusPage
 from hsstore.store import Store
+from tests.extraction.fake_server import serve_fake
 from tests.extraction.processes import (
     SMALL_STORE,
     Ended,
@@ -137,6 +138,63 @@ def test_a_second_signal_ends_at_once_though_the_worker_hangs(
     wait_until(lambda: not worker.is_running())
     server.signal(signal.SIGCONT)
     resume(store, server)
+
+
+async def test_a_second_request_to_stop_does_not_break_off_the_commits_of_the_first(
+    store: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync = os.fsync
+
+    def slowly(descriptor: int) -> None:
+        time.sleep(0.05)
+        fsync(descriptor)
+
+    async with serve_fake(store.parent / "spool", 61) as server:
+        server.hold, server.held = asyncio.Event(), {60}
+        spool = server.spool.directory.path
+        run = asyncio.create_task(
+            run_here(store, server.url, spool, data, shard_rows=1 << 20, span_samples=None)
+        )
+        await server.wait_for_requests(61)
+        await asyncio.sleep(0.3)
+        monkeypatch.setattr(os, "fsync", slowly)
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(0.05)
+        outcome = await run
+
+    assert outcome.code == 75
+    assert outcome.message.startswith("interrupted; this run committed 60 samples")
+    assert np.count_nonzero(Store.open(store).completion().complete) == 60
+
+
+def test_a_signal_that_comes_before_the_worker_is_there_reaches_it(store: Path) -> None:
+    program = """
+import os, signal, sys, pathlib
+from extraction.options import ExtractOptions
+from extraction.progress import PlainDisplay
+from extraction.status import StatusPage
+from extraction.supervisor import _Supervisor
+class Early(_Supervisor):
+    def _start(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return super()._start()
+store = pathlib.Path(sys.argv[1])
+options = ExtractOptions(store=store, server="http://127.0.0.1:1", spool=store)
+page = StatusPage.create(store.parent)
+code = Early(options, page, PlainDisplay()).run()
+page.remove()
+sys.exit(code)
+"""
+    command: list[str | Path] = [sys.executable, "-c", program, store]
+    began = time.monotonic()
+
+    result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+
+    assert result.returncode == 75, result.stderr
+    assert "the worker was killed by signal 15" in result.stderr
+    assert "run the same command again" in result.stderr
+    assert time.monotonic() - began < 10  # not the 20 s of the grace period
 
 
 def test_the_grace_period_ends_a_run_whose_worker_hangs(server: Server, store: Path) -> None:

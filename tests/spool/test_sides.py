@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
+import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +14,11 @@ import pytest
 
 from extraction.spool import (
     ClientInfo,
+    DumpError,
     DumpInUseError,
     ErrorReason,
     NoServerError,
+    PutState,
     RequestId,
     ServerInfo,
     SpoolBusyError,
@@ -242,6 +247,75 @@ def test_an_open_dump_is_neither_given_back_nor_removed(
     dump.close()
     client.give_back(rid)
     assert not client.scan().finished
+
+
+def test_a_cleanup_removes_also_what_is_mapped_and_the_mapping_stays_readable(
+    server: SpoolServer, client: SpoolClient, rid: RequestId, capture: Capture
+) -> None:
+    hidden = capture(server, rid)
+    dump = client.open_dump(rid)
+
+    client.cleanup(rid.run)
+
+    assert not client.scan().finished
+    assert np.array_equal(dump.hidden, hidden)
+    dump.close()
+
+
+def test_a_dump_that_somebody_removed_is_missed_by_whoever_opens_it_and_by_nobody_else(
+    server: SpoolServer, client: SpoolClient, rid: RequestId, capture: Capture
+) -> None:
+    capture(server, rid)
+    client.directory.finished(rid).unlink()
+
+    with pytest.raises(DumpError, match="removed this dump"):
+        client.open_dump(rid)
+    client.give_back(rid)
+    client.discard(rid)
+
+    assert client.free_bytes() == 0
+
+
+def test_a_spool_that_was_removed_breaks_neither_the_servers_loop_nor_a_clients_end(
+    server: SpoolServer, client: SpoolClient, rid: RequestId, states: Any
+) -> None:
+    shutil.rmtree(server.directory.path)
+
+    assert server.put(str(rid), 0, *states(rid.rows)) is PutState.IGNORED
+    server.beat(forwards=1, queue_depth=0)
+    client.trim_free(0)
+    client.cleanup(rid.run)
+    client.close()
+    server.close()
+
+    with pytest.raises(FileNotFoundError):
+        client.scan()
+
+
+def test_an_announcement_without_room_is_an_error_and_not_the_end_of_the_process(
+    small_tmpfs: Path,
+) -> None:
+    path = small_tmpfs / "spool"
+    code = """
+import os, sys, pathlib
+from extraction.spool.heartbeat import HeartbeatWriter
+path = pathlib.Path(sys.argv[1])
+status = os.statvfs(path)
+with (path / "filler").open("wb") as filler:
+    os.posix_fallocate(filler.fileno(), 0, status.f_bavail * status.f_frsize)
+try:
+    HeartbeatWriter(os.open(path / "heartbeat", os.O_RDWR | os.O_CREAT)).beat(
+        forwards=0, rows=0, queue_depth=0, free_bytes=0
+    )
+except OSError as error:
+    print(error.strerror)
+"""
+    path.mkdir()
+    command: list[str | Path] = [sys.executable, "-c", code, path]
+
+    result = subprocess.run(command, check=False, capture_output=True, text=True)
+
+    assert (result.returncode, result.stdout) == (0, "No space left on device\n"), result.stderr
 
 
 def test_free_files_are_trimmed_to_what_may_stay(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hsstore.dtype import bits_dtype, nonfinite_mask, nonzero_mask
+from hsstore.dtype import bits_dtype, infinity_bits, largest_magnitude
 from hsstore.spec import FailureReason
 
 if TYPE_CHECKING:
@@ -94,12 +94,13 @@ def find_state_fault(bits: npt.NDArray[Any], rows: int, model: Model) -> Fault |
 
 
 def _find_value_fault(part: npt.NDArray[Any], start: int, model: Model) -> Fault | None:
-    bad = np.argwhere(nonfinite_mask(part, model.dtype).any(axis=2))
+    largest = largest_magnitude(part, model.dtype)
+    bad = np.argwhere(largest >= infinity_bits(model.dtype))
     if bad.size:
         row, slot = bad[0].tolist()
         message = f"row {start + row}, slot {slot} holds an infinity or a NaN"
         return Fault(FailureReason.NOT_FINITE, message)
-    zero = np.argwhere(~nonzero_mask(part, model.dtype).any(axis=2))
+    zero = np.argwhere(largest == 0)
     if zero.size:
         row, slot = zero[0].tolist()
         return Fault(FailureReason.BAD_DATA, f"row {start + row}, slot {slot} is all zeros")

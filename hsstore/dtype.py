@@ -43,7 +43,7 @@ _NATIVE: dict[DTypeName, np.dtype[Any]] = {
     "float16": np.dtype(np.float16),
     "float32": np.dtype(np.float32),
 }
-_EXPONENT_MASK: dict[DTypeName, int] = {
+_INFINITY: dict[DTypeName, int] = {
     "bfloat16": 0x7F80,
     "float16": 0x7C00,
     "float32": 0x7F800000,
@@ -67,16 +67,26 @@ def nan_bits(name: DTypeName) -> int:
     return _NAN[name]
 
 
-def nonfinite_mask(bits: npt.NDArray[Any], name: DTypeName) -> npt.NDArray[np.bool_]:
-    """Mark the infinities and NaNs among raw bit patterns of any shape."""
-    mask = bits.dtype.type(_EXPONENT_MASK[name])
-    return np.asarray((bits & mask) == mask)
+def largest_magnitude(bits: npt.NDArray[Any], name: DTypeName) -> npt.NDArray[Any]:
+    """Return the bits of the largest absolute value along the last axis of raw bit patterns.
+
+    Without its sign bit a pattern compares as its absolute value does, and NaNs above all: the
+    result is 0 where all values are zeros, and at least `infinity_bits` where one is not finite.
+
+    Parameters
+    ----------
+    bits : uint16 or uint32 (..., hidden)
+
+    Returns
+    -------
+    uint16 or uint32 (...)
+    """
+    return np.asarray((bits & bits.dtype.type(_SIGN_BIT[name] - 1)).max(axis=-1))
 
 
-def nonzero_mask(bits: npt.NDArray[Any], name: DTypeName) -> npt.NDArray[np.bool_]:
-    """Mark the values that are neither +0.0 nor -0.0 among raw bit patterns of any shape."""
-    magnitude = bits.dtype.type(_SIGN_BIT[name] - 1)
-    return np.asarray((bits & magnitude) != 0)
+def infinity_bits(name: DTypeName) -> int:
+    """Return the bit pattern of +infinity."""
+    return _INFINITY[name]
 
 
 @dataclass(frozen=True, kw_only=True)

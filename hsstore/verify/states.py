@@ -10,7 +10,7 @@ import numpy as np
 import xxhash
 
 from hsstore.codec import ChunkCodec
-from hsstore.dtype import bits_dtype, nan_bits, nonfinite_mask, nonzero_mask
+from hsstore.dtype import bits_dtype, infinity_bits, largest_magnitude, nan_bits
 from hsstore.errors import CorruptStoreError
 from hsstore.report import BadKind
 from hsstore.shard import shard_path
@@ -141,8 +141,9 @@ class StatesReader:
     def _judge(self, states: States, row: int, count: int) -> None:
         payload, padding = self._rows[:count], self._rows[count:]
         states.hasher.update(payload.data)
-        not_finite = nonfinite_mask(payload, self._dtype).any(axis=(1, 2))
-        zero = np.any(~np.any(nonzero_mask(payload, self._dtype), axis=2), axis=1)
+        largest = largest_magnitude(payload, self._dtype)
+        not_finite = (largest >= infinity_bits(self._dtype)).any(axis=1)
+        zero = (largest == 0).any(axis=1)
         states.not_finite += (row + np.flatnonzero(not_finite)).tolist()
         states.zero += (row + np.flatnonzero(zero)).tolist()
         states.padding_touched |= bool((padding != self._nan).any())

@@ -139,7 +139,9 @@ class Pipeline:
         while self._open_count() >= self._open_cap():
             self._closed.clear()
             try:
-                await asyncio.wait_for(self._closed.wait(), STRAGGLER_SECONDS)
+                # Not `wait_for`: before Python 3.12 it can swallow a cancellation.
+                async with asyncio.timeout(STRAGGLER_SECONDS):
+                    await self._closed.wait()
             except TimeoutError:
                 await self._park_stragglers()
 

@@ -33,7 +33,7 @@ class SpoolWatch:
         """Return the future of a request's dump."""
         future = self._loop.create_future()
         if self._broken is not None:
-            future.set_exception(self._broken)
+            _fail(future, self._broken)
             return future
         self._waiting[rid] = future
         self._wake.set()
@@ -71,7 +71,7 @@ class SpoolWatch:
         )
         for future in self._waiting.values():
             if not future.done():
-                future.set_exception(self._broken)
+                _fail(future, self._broken)
         self._waiting.clear()
 
     def _scan(self) -> None:
@@ -82,3 +82,8 @@ class SpoolWatch:
             future = self._waiting.pop(rid)
             if not future.done():
                 future.set_result(None)
+
+
+def _fail(future: asyncio.Future[CaptureFailure | None], error: Exception) -> None:
+    future.set_exception(error)
+    future.exception()  # who waits may be cancelled: an unread exception must not be logged

@@ -66,7 +66,7 @@ async def run_here(
         page.remove()
     await _no_tasks_left()
     gc.collect()
-    assert not complaints
+    assert not complaints, complaints
     assert status is not None
     return Outcome(code, status.message, status, "\n".join(log.lines))
 

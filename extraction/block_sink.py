@@ -125,6 +125,15 @@ class BlockSink:
             if open_block.committing is task:
                 open_block.committing = None
 
+    async def discard(self, open_block: OpenBlock) -> None:
+        """Forget what is appended and not committed: those samples stay pending."""
+        await self.settle()
+        if open_block.committing is not None:
+            await asyncio.wait({open_block.committing})
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._disk, _drop_writer, open_block)
+        open_block.appended.clear()
+
     def close(self) -> None:
         """End the threads. Does not wait for a disk that does not answer."""
         self._disk.shutdown(wait=False, cancel_futures=True)
@@ -180,7 +189,7 @@ class BlockSink:
         return BlockWriter(
             self._store.path,
             self._store.layout,
-            self._store.spec.model.dtype,
+            self._store.codec,
             block,
             run=self._run,
             encoders=self._encoders,

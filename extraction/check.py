@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hsstore.activity import tick
 from hsstore.dtype import bits_dtype, infinity_bits, largest_magnitude
 from hsstore.spec import FailureReason
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy.typing as npt
 
     from extraction.spool import Dump
@@ -29,7 +32,13 @@ class Fault:
     message: str
 
 
-def find_fault(dump: Dump, tokens: npt.NDArray[np.int32], store: str, model: Model) -> Fault | None:
+def find_fault(
+    dump: Dump,
+    tokens: npt.NDArray[np.int32],
+    store: str,
+    model: Model,
+    knows: Callable[[str], bool] | None = None,
+) -> Fault | None:
     """Say what in a dump is not what was asked for: its origin, its tokens, its states.
 
     That rid and length are the file name's was checked when it was opened.
@@ -40,7 +49,13 @@ def find_fault(dump: Dump, tokens: npt.NDArray[np.int32], store: str, model: Mod
         What was sent.
     store : str
         UUID of the store that it must be made for.
+    knows : callable, optional
+        Tells whether a start of the server may have made it; None where that is long past, as for
+        dumps that a dead run left.
     """
+    if knows is not None and not knows(dump.metadata.instance):
+        message = f"made by server instance {dump.metadata.instance!r}, which serves no spool here"
+        return Fault(FailureReason.BAD_DATA, message)
     for field, found, expected in (
         ("store", dump.metadata.store, store),
         ("capture hash", dump.metadata.capture_hash, model.capture_hash),
@@ -84,6 +99,7 @@ def find_state_fault(bits: npt.NDArray[Any], rows: int, model: Model) -> Fault |
     for start in range(0, rows, ROWS_AT_ONCE):
         part = bits[start : start + ROWS_AT_ONCE]
         fault = _find_value_fault(part, start, model)
+        tick()  # a long sample takes its time: it is slow, not stalled
         if fault is not None:
             return fault
         equal_slots = [(a, b) for a, b in equal_slots if np.array_equal(part[:, a], part[:, b])]

@@ -1,39 +1,55 @@
-"""The first request of a run pairs a URL with a spool, and proves the model.
+"""The first requests of a run pair a URL with a spool, and prove the model.
 
-A server whose plugin did not load still answers, and a spool may belong to another server. So one
-short request comes first, and its dump must arrive and match. Its states are the golden
+A server whose plugin did not load still answers, a spool may belong to another server, and a URL
+to a router that spreads requests over several. So a few short requests come first, and all their
+dumps must arrive and match. The states of the first one, asked for alone, are the golden
 fingerprint: kept in a new store, compared with the store's on every later run.
 """
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from extraction.asking import all_of, ask_patiently
 from extraction.check import find_fault
-from extraction.requester import CaptureFailedError, DumpMissingError, ServerBusyError
-from extraction.server_link import RequestRefusedError, ServerAwayError
-from extraction.spool import DumpError
+from extraction.requester import CaptureFailedError, DumpMissingError
+from extraction.server_link import RequestRefusedError
+from extraction.spool import DumpError, RequestId
 from hsstore.create import Golden
 from hsstore.dtype import bits_dtype
 from hsstore.errors import InterruptedRunError, RefusedError
 from hsstore.spec import Model, Norm
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import numpy.typing as npt
 
     from extraction.requester import Requester
-    from extraction.spool import Dump, RequestId, ServerInfo, SpoolClient
+    from extraction.spool import ServerInfo, SpoolClient
 
 GOLDEN_ROWS = 32
 """Tokens of the golden prefix, at most: the first ones of the first sample."""
 GOLDEN_TOLERANCE = 0.05
 """Relative difference of a slot's states (2-norm) that rounding cannot explain."""
-PAUSES_SECONDS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0)
-"""Before each attempt."""
+SPREAD_REQUESTS = 7
+"""Requests after the golden one. A balancer that picks one of two servers at random sends all of
+them to ours once in 128 runs; one that goes round never does."""
+SPREAD_ROWS = 8
+"""Tokens of each, at most."""
+LOST = (
+    "Either the server runs without hsstore's plugin, or the spool is that of another server "
+    "(compare both with what `hsstore serve` printed), or a router or load balancer at this URL "
+    "spreads requests over several servers: give the server's own URL"
+)
+SOME_LOST = (
+    "The dump of the request before did come. Either a router or load balancer at this URL spreads "
+    "requests over several servers (give the server's own URL), or one of the server's processes "
+    "runs without hsstore's plugin: see its log"
+)
 
 
 def model_of(info: ServerInfo) -> Model:
@@ -67,66 +83,89 @@ def norm_weight_of(info: ServerInfo) -> npt.NDArray[np.float32]:
     return np.asarray(info.norm.array(), dtype=np.float32)
 
 
-async def shake_hands(
-    requester: Requester,
-    spool: SpoolClient,
-    rid: RequestId,
-    tokens: npt.NDArray[np.int32],
-    store: str,
-    model: Model,
-) -> Golden:
-    """Ask for the states of a short prefix, alone, and return them.
+@dataclass(frozen=True, slots=True)
+class Handshake:
+    """Who shakes hands, and for which store."""
 
-    Parameters
-    ----------
-    store : str
-        What this client's session names as its store.
+    requester: Requester
+    spool: SpoolClient
+    model: Model
+    run: str
+    store: str
+    """What this client's session names as its store."""
+    samples: int
+    """In the plan: the ids of the requests begin behind them."""
 
-    Raises
-    ------
-    RefusedError
-        No dump came, or it is not what was asked for.
-    InterruptedRunError
-        The server is not there, or it is there and has no room or breaks every request.
-    """
-    try:
-        rid, dump = await _fetch(requester, rid, tokens)
-    except DumpMissingError as error:
-        raise RefusedError(
-            f"handshake: {error}. Either the server runs without hsstore's plugin, or the spool "
-            "is that of another server: compare both with what `hsstore serve` printed"
-        ) from error
-    except (RequestRefusedError, CaptureFailedError, DumpError) as error:
-        raise RefusedError(f"handshake: {error}") from error
-    fault = find_fault(dump, tokens, store, model)
-    states = np.array(dump.hidden)
-    dump.close()
-    spool.give_back(rid)
-    if fault is not None:
-        raise RefusedError(f"handshake: the server's dump is wrong: {fault.message}")
-    return Golden(tuple(tokens.tolist()), states.view(bits_dtype(model.dtype)))
+    async def golden(self, tokens: npt.NDArray[np.int32], attempt: int) -> Golden:
+        """Ask for the states of a short prefix, alone, and return them.
 
+        Parameters
+        ----------
+        attempt : int
+            0 for the first handshake of a run, 1 for a second one.
 
-async def _fetch(
-    requester: Requester, rid: RequestId, tokens: npt.NDArray[np.int32]
-) -> tuple[RequestId, Dump]:
-    """Ask, and ask again while the fault is not the request's."""
-    reason = ""
-    for pause in PAUSES_SECONDS:
-        await asyncio.sleep(pause)
-        await requester.wait_until_up()
+        Raises
+        ------
+        RefusedError
+            No dump came, or it is not what was asked for.
+        InterruptedRunError
+            The server is not there, or it is there and has no room or breaks every request.
+        """
+        rid = RequestId(self.run, self.samples, attempt, len(tokens))
+        states = await self._ask(rid, tokens, lost=LOST)
+        return Golden(tuple(tokens.tolist()), states.view(bits_dtype(self.model.dtype)))
+
+    async def refuse_spread(self, tokens: npt.NDArray[np.int32]) -> None:
+        """Send several requests at once, which differ from the first token on: all must arrive.
+
+        Parameters
+        ----------
+        tokens : int32 (n,)
+            What they are cut from; n >= 1.
+
+        Raises
+        ------
+        RefusedError, InterruptedRunError
+            As in `golden`.
+        """
+        asked = [
+            self._ask(
+                RequestId(self.run, self.samples + 1 + at, 0, len(part)), part, lost=SOME_LOST
+            )
+            for at, part in enumerate(_cut(tokens))
+        ]
+        await all_of(asked)
+
+    async def _ask(
+        self, rid: RequestId, tokens: npt.NDArray[np.int32], *, lost: str
+    ) -> npt.NDArray[np.generic]:
+        """Return states of shape (T, slots, hidden), a copy; give the dump back."""
         try:
-            return rid, await requester.fetch(rid, tokens)
-        except ServerBusyError as error:
-            reason = str(error)
-        except ServerAwayError as error:
-            requester.park()
-            reason = str(error)
-        rid = replace(rid, attempt=rid.attempt + 2)  # even and odd: a run may shake hands twice
-    raise InterruptedRunError(
-        f"handshake: no dump in {len(PAUSES_SECONDS)} attempts, the last time: {reason}; look at "
-        "the server's log, then run the same command again"
-    )
+            rid, dump = await ask_patiently(self.requester, rid, tokens, prompt=True)
+        except DumpMissingError as error:
+            raise RefusedError(f"handshake: {error}. {lost}") from error
+        except (RequestRefusedError, CaptureFailedError, DumpError) as error:
+            raise RefusedError(f"handshake: {error}") from error
+        except InterruptedRunError as error:
+            raise InterruptedRunError(f"handshake: {error}") from error
+        fault = find_fault(dump, tokens, self.store, self.model, self.requester.knows)
+        states = np.array(dump.hidden)
+        dump.close()
+        self.spool.give_back(rid)
+        if fault is not None:
+            raise RefusedError(f"handshake: the server's dump is wrong: {fault.message}")
+        return states
+
+
+def _cut(tokens: npt.NDArray[np.int32]) -> Iterator[npt.NDArray[np.int32]]:
+    """Cut prefixes that a balancer which groups by prefix takes for strangers.
+
+    >>> [part.tolist() for part in _cut(np.arange(4, dtype=np.int32))][:3]
+    [[0, 1, 2, 3], [1, 2, 3, 0], [2, 3, 0, 1]]
+    """
+    step = max(1, len(tokens) // SPREAD_REQUESTS)
+    for at in range(SPREAD_REQUESTS):
+        yield np.roll(tokens, -at * step)[:SPREAD_ROWS]
 
 
 def refuse_other_golden(mine: npt.NDArray[np.generic], theirs: npt.NDArray[np.generic]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from extraction.dataset import DatasetOptions
+from hsstore.codec import DEFAULT_CODEC, CodecName
 from hsstore.spec import Record
 
 
@@ -19,14 +20,24 @@ class ExtractOptions(Record):
 
     store: Path
     server: str
-    """Base URL, such as http://127.0.0.1:30000."""
+    """Base URL, such as http://127.0.0.1:30000. No secret is in it, nor in any other option."""
     spool: Path
+    api_key_file: Path | None = None
+    """Where the server's API key is read from; None: `HSSTORE_API_KEY`."""
+    ca_cert: Path | None = None
+    """PEM file with the authority of an https server's certificate; None: the system's."""
+    canary: bool = True
+    """Compare states from within batches with those from alone."""
+    canary_pause_seconds: float = 120.0
+    """At least so long between two such checks during the run."""
     model: Path | None = None
     """The model's directory, for its tokenizer."""
     data: DataOptions = DataOptions()
     chunk_rows: int | None = None
     shard_rows: int | None = None
     span_samples: int | None = None
+    codec: CodecName = DEFAULT_CODEC
+    """How a new store compresses its states."""
     spool_budget_bytes: int | None = None
     """None: half of what the spool's file system can give when the run starts."""
     memory_bytes: int = 2 << 30
@@ -45,3 +56,12 @@ class ExtractOptions(Record):
     """Take the claims of runs whose death cannot be proven from here."""
     dry_run: bool = False
     grace_seconds: float = 20.0
+    stall_after_seconds: float = 60.0
+    """Without any progress for so long, a run is reported as stalled."""
+    stall_abort_seconds: float = 900.0
+    """And after so long it is ended; 0: never."""
+    restarts: int = 0
+    """How often a run that stalled, was killed or was interrupted is started again."""
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int | None = None
+    """Where Prometheus metrics are served; None: nowhere."""

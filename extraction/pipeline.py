@@ -13,18 +13,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from extraction.block_order import by_block, open_cap
 from extraction.block_sink import OpenBlock
 from extraction.budget import ByteBudget
+from extraction.canary import CanaryError
 from extraction.check import Fault, find_fault
+from extraction.error_group import first_of
 from extraction.failure_limit import FailureLimit
 from extraction.flight import FlightCap
 from extraction.requester import CaptureFailedError, DumpMissingError, ServerBusyError
 from extraction.server_link import RequestRefusedError, ServerAwayError
 from extraction.spool import DumpError, RequestId, dump_bytes
+from extraction.stages import StageTable
 from hsstore.errors import HsstoreError, OutputError
 from hsstore.spec import FailureReason
 
@@ -32,6 +37,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from extraction.block_sink import BlockSink
+    from extraction.canary import Canary
     from extraction.options import ExtractOptions
     from extraction.requester import Requester
     from extraction.spool import Dump, ServerInfo, SpoolClient
@@ -39,8 +45,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MIN_OPEN_BLOCKS = 4
-MAX_OPEN_BLOCKS = 64
 STRAGGLER_SECONDS = 30.0
 """When no new block may be opened, those that got nothing for so long are committed in part; what
 comes later reopens them."""
@@ -64,6 +68,9 @@ class Pipeline:
         sink: BlockSink,
         spool_budget_bytes: int,
     ) -> None:
+        self.canary: Canary | None = None
+        """Asked for again as the run goes on, once it is set."""
+        self._group = asyncio.TaskGroup()
         self._store = store
         self._options = options
         self._run = run
@@ -71,6 +78,8 @@ class Pipeline:
         self._spool = spool
         self._requester = requester
         self._sink = sink
+        self.stages = StageTable()
+        requester.on_answer = partial(self.stages.enter, "answered")
         self.flight = FlightCap(options.max_in_flight)
         self.spool_budget = ByteBudget(spool_budget_bytes, self._relieve)
         self._memory_budget = ByteBudget(options.memory_bytes)
@@ -95,11 +104,15 @@ class Pipeline:
         OutputError, RefusedError, InterruptedRunError, TooManyFailuresError
         """
         try:
-            async with asyncio.TaskGroup() as group:
-                await self._dispatch(group)
+            async with self._group:
+                await self._dispatch()
         except BaseExceptionGroup as errors:
+            # Wrong states first, which must not be committed; then the disk's error.
+            first = first_of(errors, CanaryError, OutputError, HsstoreError)
+            if isinstance(first, CanaryError):
+                await self._forsake(first)
             await self._close(after_error=True)
-            raise _first(errors) from errors
+            raise first from errors
         except asyncio.CancelledError:
             await self._close(after_error=False)
             raise
@@ -110,11 +123,20 @@ class Pipeline:
             self._salvage[sample] = rid
             self._charge(sample)
 
+    def at_risk(self) -> list[int]:
+        """Return the samples that a kill now would have asked for again, in order."""
+        asked = map(RequestId.parse, self.stages.items("request"))
+        samples = {rid.sample for rid in asked if rid is not None}
+        for block in self.open_blocks.values():
+            samples |= block.appended - block.held.keys()
+        return sorted(samples)
+
     # --- dispatch -----------------------------------------------------------------------------
 
-    async def _dispatch(self, group: asyncio.TaskGroup) -> None:
+    async def _dispatch(self) -> None:
         completion = await asyncio.to_thread(self._store.completion)
-        for block_index, samples in self._by_block(np.flatnonzero(completion.pending)):
+        pending = np.flatnonzero(completion.pending)
+        for block_index, samples in by_block(self._store.layout, pending):
             await self._wait_for_room()
             open_block = await asyncio.to_thread(self._open, block_index, samples)
             open_block.changed_at_seconds = asyncio.get_running_loop().time()
@@ -123,20 +145,14 @@ class Pipeline:
                 await self._admit(sample)
                 # Out of `_salvage`: what a task is about to use, `_relieve` must not remove.
                 salvaged = self._salvage.pop(sample, None)
-                group.create_task(self._extract(open_block, sample, salvaged))
-
-    def _by_block(self, pending: npt.NDArray[np.int64]) -> list[tuple[int, list[int]]]:
-        block_of = self._store.layout.block_sample.searchsorted(pending, side="right") - 1
-        blocks, first = np.unique(block_of, return_index=True)
-        groups = np.split(pending, first[1:])
-        return [(int(b), g.tolist()) for b, g in zip(blocks, groups, strict=True)]
+                self._group.create_task(self._extract(open_block, sample, salvaged))
 
     def _open(self, block_index: int, samples: list[int]) -> OpenBlock:
         tokens = {sample: self._store.input_ids(sample) for sample in samples}
         return OpenBlock(self._store.layout.block(block_index), tokens, set(samples))
 
     async def _wait_for_room(self) -> None:
-        while self._open_count() >= self._open_cap():
+        while self._has_enough_open():
             self._closed.clear()
             try:
                 # Not `wait_for`: before Python 3.12 it can swallow a cancellation.
@@ -145,15 +161,11 @@ class Pipeline:
             except TimeoutError:
                 await self._park_stragglers()
 
-    def _open_count(self) -> int:
-        return sum(not block.parked for block in self.open_blocks.values())
-
-    def _open_cap(self) -> int:
-        """Return how many blocks may be open: few, but enough to keep the server busy."""
-        waiting = sum(len(block.waiting) for block in self.open_blocks.values())
-        if waiting >= 2 * self._options.max_in_flight:
-            return MIN_OPEN_BLOCKS
-        return MAX_OPEN_BLOCKS
+    def _has_enough_open(self) -> bool:
+        blocks = self.open_blocks.values()
+        waiting = sum(len(block.waiting) for block in blocks)
+        opened = sum(not block.parked for block in blocks)
+        return opened >= open_cap(waiting, self._options.max_in_flight)
 
     async def _park_stragglers(self) -> None:
         """Commit in part what got nothing for long, so that other blocks can be opened."""
@@ -167,7 +179,8 @@ class Pipeline:
         if sample in self._charges or self._too_large(sample):  # salvaged, or never asked for
             return
         needed = self._dump_bytes(sample)
-        await self.spool_budget.acquire(needed)
+        with self.stages.at("admit", f"sample {sample}"):
+            await self.spool_budget.acquire(needed)
         self._charges[sample] = needed
         self._spool.trim_free(max(0, self.spool_budget.limit_bytes - self.spool_budget.used_bytes))
 
@@ -231,7 +244,8 @@ class Pipeline:
                 return fault
             self._note_retry(sample, fault)
             salvaged = None
-            await asyncio.sleep(pause)
+            with self.stages.at("retry", f"sample {sample}"):
+                await asyncio.sleep(pause)
             pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
     def _make_room(self, sample: int) -> None:
@@ -262,9 +276,16 @@ class Pipeline:
     ) -> Dump:
         if salvaged:
             return self._spool.open_dump(rid)
-        async with self.flight.seat():
-            await self._requester.wait_until_up()
-            dump = await self._requester.fetch(rid, tokens)
+        self.stages.enter("queue", rid)
+        try:
+            async with self.flight.seat():
+                await self._requester.wait_until_up()
+                self.stages.leave("queue", rid)
+                with self.stages.at("request", rid):
+                    dump = await self._requester.fetch(rid, tokens)
+        finally:
+            self.stages.leave("queue", rid)
+            self.stages.leave("answered", rid)
         self.flight.good()
         return dump
 
@@ -273,25 +294,37 @@ class Pipeline:
     ) -> Fault | None:
         """Check a dump and append it, within the memory budget."""
         size = dump.layout.size_bytes
-        await self._memory_budget.acquire(size)
+        with self.stages.at("memory", rid):
+            await self._memory_budget.acquire(size)
         try:
             tokens = open_block.tokens[sample]
-            fault = await asyncio.to_thread(self._find_fault, dump, tokens)
+            with self.stages.at("check", rid):
+                fault = await asyncio.to_thread(self._find_fault, dump, tokens)
             if fault is not None:
                 dump.close()
                 return fault
-            await self._sink.append(open_block, sample, dump)
+            with self.stages.at("write", rid):
+                await self._sink.append(open_block, sample, dump)
         finally:
             self._memory_budget.release(size)
         open_block.held[sample] = rid
+        self.stages.enter("give-back", rid)
         self.tokens_appended += tokens.size
         self.bytes_appended += tokens.size * self._store.spec.geometry.row_bytes
         self.spool_budget.recheck()
+        self._check_canary()
         return None
+
+    def _check_canary(self) -> None:
+        if self.canary is not None and self.canary.due(self.tokens_appended):
+            check = self.canary.check(self.flight, self.spool_budget, self._sink.committed)
+            self._group.create_task(check)
 
     def _find_fault(self, dump: Dump, tokens: npt.NDArray[np.int32]) -> Fault | None:
         spec = self._store.spec
-        return find_fault(dump, tokens, spec.store, spec.model)
+        salvaged = dump.rid.run != self._run  # of an earlier start of the server, as it may be
+        knows = None if salvaged else self._requester.knows
+        return find_fault(dump, tokens, spec.store, spec.model, knows)
 
     def _new_rid(self, sample: int) -> RequestId:
         self._sent += 1  # never twice the same, also not after a server's restart
@@ -301,12 +334,15 @@ class Pipeline:
 
     async def _commit(self, open_block: OpenBlock) -> None:
         """Commit what a block holds, and give those dumps back."""
-        await self._sink.commit(open_block)
+        with self.stages.at("commit", f"block {open_block.block.index}"):
+            await self._sink.commit(open_block)
         for sample in [s for s in open_block.held if s not in open_block.appended]:
             self._give_back(open_block, sample)
 
     def _give_back(self, open_block: OpenBlock, sample: int) -> None:
-        self._spool.give_back(open_block.held.pop(sample))
+        rid = open_block.held.pop(sample)
+        self.stages.leave("give-back", rid)
+        self._spool.give_back(rid)
         self._discharge(sample)
 
     def _relieve(self, missing_bytes: int) -> None:
@@ -327,13 +363,25 @@ class Pipeline:
             self._spool.discard(rid)
             self._discharge(sample)
 
+    async def _forsake(self, error: CanaryError) -> None:
+        """Commit nothing more of what is appended, and say how far back it may be wrong.
+
+        Raises
+        ------
+        CanaryError
+        """
+        for open_block in self.open_blocks.values():
+            await self._sink.discard(open_block)
+        told = self.canary.suspects(self._sink.committed) if self.canary else ""
+        raise CanaryError(f"{error}; {told}") from error
+
     async def _close(self, *, after_error: bool) -> None:
         """Commit every open block as far as it is appended."""
         await self._sink.settle()
         for open_block in list(self.open_blocks.values()):
             try:
                 await self._commit(open_block)
-            except HsstoreError as error:
+            except Exception as error:  # a bug's too: the other blocks are to be committed
                 if not after_error:
                     raise
                 log.warning("block %d was not committed: %s", open_block.block.index, error)
@@ -350,18 +398,3 @@ class Pipeline:
         self.retries += 1
         self.message = f"sample {sample} is asked for again: {fault.message}"
         log.info(self.message)
-
-
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the error that ended the run before those that followed from it: the disk's first."""
-    flat = [error for error in _flatten(errors) if not isinstance(error, asyncio.CancelledError)]
-    output = [error for error in flat if isinstance(error, OutputError)]
-    expected = [error for error in flat if isinstance(error, HsstoreError)]
-    return [*output, *expected, *flat][0]
-
-
-def _flatten(errors: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    flat: list[BaseException] = []
-    for error in errors.exceptions:
-        flat += _flatten(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return flat

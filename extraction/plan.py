@@ -13,6 +13,7 @@ from extraction.dataset import load_dataset
 from extraction.engines.engine import resolve_layers
 from extraction.preflight import free_space, preflight
 from extraction.spool import headroom_bytes
+from hsstore.codec import USUAL_RATIOS
 from hsstore.dtype import native_dtype
 from hsstore.errors import InputError
 from hsstore.layout import choose_geometry, plan_layout
@@ -75,6 +76,7 @@ def plan_run(
         memory_bytes=memory_bytes,
         memory_free_bytes=psutil.virtual_memory().available,
         skip_too_large=False,
+        usual_ratio=USUAL_RATIOS[sizes.codec],
     )
     return needs, report
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from extraction.spool import DUMP_OVERHEAD_BYTES
+from hsstore.codec import DEFAULT_CODEC, USUAL_RATIOS
 from hsstore.errors import RefusedError
 from hsstore.spec import Record
 
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
     from hsstore.layout import Layout
 
-USUAL_RATIO = 1.4
-"""Raw over stored bytes of bfloat16 states with the default codec, as measured."""
 BEST_RATIO = 1.55
 """No lossless code does better: a disk without this much room cannot hold the store."""
 
@@ -100,6 +99,7 @@ def preflight(
     memory_bytes: int,
     memory_free_bytes: int,
     skip_too_large: bool,
+    usual_ratio: float = USUAL_RATIOS[DEFAULT_CODEC],
 ) -> Preflight:
     """Compare what a run needs with what is there. Pure: no I/O.
 
@@ -109,6 +109,8 @@ def preflight(
         Tokens of each sample of the plan.
     pending : bool (n,)
         The samples that the run would ask for.
+    usual_ratio : float
+        Raw over stored bytes with the store's codec; 1 where it does not compress.
     """
     row_bytes = layout.geometry.row_bytes + np.dtype(np.int32).itemsize
     dump_bytes = length.astype(np.int64) * row_bytes + DUMP_OVERHEAD_BYTES
@@ -131,10 +133,11 @@ def preflight(
             warnings.append(f"{message}: they will be marked as failed")
         else:
             problems.append(f"{message}: raise them, or skip these with --skip-too-large")
-    if space.free_bytes < raw / BEST_RATIO:
+    best_ratio = BEST_RATIO if usual_ratio > 1 else 1.0
+    if space.free_bytes < raw / best_ratio:
         problems.append(
-            f"the store needs about {raw / USUAL_RATIO / 1e9:,.2f} GB more, and at least "
-            f"{raw / BEST_RATIO / 1e9:,.2f} GB; {space.free_bytes / 1e9:,.2f} GB are free"
+            f"the store needs about {raw / usual_ratio / 1e9:,.2f} GB more, and at least "
+            f"{raw / best_ratio / 1e9:,.2f} GB; {space.free_bytes / 1e9:,.2f} GB are free"
         )
     elif space.free_bytes < raw:
         warnings.append(
@@ -155,7 +158,7 @@ def preflight(
         shards=shards,
         files=files,
         bytes_raw=raw,
-        bytes_stored_estimate=int(raw / USUAL_RATIO),
+        bytes_stored_estimate=int(raw / usual_ratio),
         bytes_free=space.free_bytes,
         files_free=space.free_files,
         spool_budget_bytes=spool_budget_bytes,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -32,9 +32,11 @@ class Display(Protocol):
         """Leave the terminal as it was."""
 
 
-def open_display() -> Display:
-    """Return the display that fits standard error."""
-    return LiveDisplay(Console(stderr=True)) if sys.stderr.isatty() else PlainDisplay()
+def open_display(stream: TextIO, *, terminal: bool) -> Display:
+    """Return the display that fits what is behind a stream."""
+    if terminal:
+        return LiveDisplay(Console(file=stream, force_terminal=True))
+    return PlainDisplay(stream)
 
 
 class Rates:
@@ -86,9 +88,10 @@ def _duration(seconds: float) -> str:
 
 
 class PlainDisplay:
-    """Lines on standard error."""
+    """Lines on a stream, by default standard error."""
 
-    def __init__(self) -> None:
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream
         self._rates = Rates()
         self._phase = ""
         self._shown = 0.0
@@ -104,7 +107,7 @@ class PlainDisplay:
 
     def log(self, line: str) -> None:
         """Print a line."""
-        sys.stderr.write(f"{line}\n")
+        (self._stream or sys.stderr).write(f"{line}\n")
 
     def close(self) -> None:
         """Do nothing."""

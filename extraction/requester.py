@@ -10,7 +10,8 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from extraction.server_link import ServerAwayError
-from extraction.spool import ErrorReason, NoServerError
+from extraction.server_wait import wait_for_server
+from extraction.spool import ErrorReason
 from hsstore.errors import InterruptedRunError
 
 if TYPE_CHECKING:
@@ -30,6 +31,12 @@ ANSWER_SECONDS = 5.0
 ABORT_SECONDS = 1.0
 REASON_SECONDS = 0.5
 """How long the spool's own word about a failure may lag behind the answer."""
+QUIET_SECONDS = 5.0
+"""Where little is in flight, a request was not captured if its answer came so long ago and, for about
+as long, the server has done nothing and has nothing to write."""
+WRITTEN_SECONDS = 20.0
+"""Nor was any other, if a server that goes on beating has had nothing to write for so long since its
+answer. Longer: it must outlast one write on a busy machine."""
 
 NO_FAULT = {ErrorReason.FULL, ErrorReason.OVERRUN}
 """Reasons that lie with the server's load, not with the sample."""
@@ -76,9 +83,29 @@ class Requester:
         self._revival: asyncio.Task[None] | None = None
         self._answers: set[asyncio.Task[None]] = set()
         self._in_flight: set[RequestId] = set()
+        self._instances: set[str] = set()
+        self.on_answer: Callable[[RequestId], object] = str
+        """Called with requests whose answer has come while their dump has not."""
 
-    async def fetch(self, rid: RequestId, input_ids: npt.NDArray[np.int32]) -> Dump:
+    def knows(self, instance: str) -> bool:
+        """Tell whether a start of the server was announced in this spool while we were here.
+
+        A request may end up at another start than the one that it was sent to: what they capture
+        is compared by the capture hash.
+        """
+        if instance not in self._instances:
+            self._instance()
+        return instance in self._instances
+
+    async def fetch(
+        self, rid: RequestId, input_ids: npt.NDArray[np.int32], *, prompt: bool = False
+    ) -> Dump:
         """Send one request and open its dump; nothing is left in the spool after an error.
+
+        Parameters
+        ----------
+        prompt : bool
+            Nothing large of ours is in flight: a missing dump is told as soon as the server is idle.
 
         Raises
         ------
@@ -89,9 +116,10 @@ class Requester:
         """
         self._in_flight.add(rid)
         arrival = self._watch.expect(rid)
+        patience = _Patience(self._watch, self._timeout_seconds, prompt=prompt)
         answer = asyncio.create_task(self._link.generate(str(rid), input_ids.tolist()))
         try:
-            await self._wait(arrival, answer)
+            await self._wait(rid, arrival, answer, patience)
             dump = self._spool.open_dump(rid)
         except asyncio.CancelledError:  # `abort_all` tells the server
             self._watch.forget(rid)
@@ -143,11 +171,13 @@ class Requester:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _wait(
-        self, arrival: asyncio.Future[CaptureFailure | None], answer: asyncio.Task[None]
+        self,
+        rid: RequestId,
+        arrival: asyncio.Future[CaptureFailure | None],
+        answer: asyncio.Task[None],
+        patience: _Patience,
     ) -> None:
-        loop = asyncio.get_running_loop()
         instance = self._instance()
-        sent = answered = loop.time()
         waiting: set[asyncio.Future[CaptureFailure | None] | asyncio.Task[None]] = {arrival, answer}
         while not arrival.done():
             done, _ = await asyncio.wait(
@@ -160,25 +190,20 @@ class Requester:
                     await asyncio.wait({arrival}, timeout=REASON_SECONDS)
                 if not arrival.done():
                     answer.result()  # raises what the server said
-                answered = loop.time()
+                patience.answered()
+                self.on_answer(rid)
                 waiting.discard(answer)
-            since = answered if answer.done() else sent
-            self._expire(loop.time() - since, has_answer=answer.done())
+            patience.check()
         failure = arrival.result()
         if failure is not None:
             _raise_for(failure)
 
     def _instance(self) -> str | None:
         info = self._spool.server()
-        return info.instance if info else None
-
-    def _expire(self, waited_seconds: float, *, has_answer: bool) -> None:
-        if waited_seconds < self._timeout_seconds:
-            return
-        if has_answer:
-            raise DumpMissingError(f"the server answered {waited_seconds:.0f} s ago, no dump came")
-        if self._watch.still_seconds() > self._timeout_seconds:
-            raise ServerAwayError(f"no answer and no heartbeat for {waited_seconds:.0f} s")
+        if info is None:
+            return None
+        self._instances.add(info.instance)
+        return info.instance
 
     def _let_answer_finish(self, answer: asyncio.Task[None]) -> None:
         async def finish() -> None:
@@ -197,16 +222,58 @@ class Requester:
         try:
             async with asyncio.timeout(self._server_wait_seconds):
                 await self._link.wait_until_healthy()
-                info = await asyncio.to_thread(
-                    self._spool.wait_for_server, self._server_wait_seconds
+                info = await wait_for_server(
+                    self._link, self._spool.directory.path, self._server_wait_seconds
                 )
-        except (TimeoutError, NoServerError) as error:
+        except TimeoutError as error:
             raise InterruptedRunError(
-                f"server {self._link.url} did not answer for {self._server_wait_seconds:.0f} s "
-                f"({str(error) or 'no health'}); start it, then run the same command again"
+                f"server {self._link.url} did not answer for {self._server_wait_seconds:.0f} s; "
+                "start it, then run the same command again"
             ) from error
+        self._instances.add(info.instance)
         self._check_server(info)
         self._link.up.set()
+
+
+class _Patience:
+    """How long one request is worth waiting for."""
+
+    def __init__(self, watch: SpoolWatch, timeout_seconds: float, *, prompt: bool) -> None:
+        self._watch = watch
+        self._timeout_seconds = timeout_seconds
+        self._prompt = prompt
+        self._loop = asyncio.get_running_loop()
+        self._sent = self._queued = self._loop.time()
+        self._answered: float | None = None
+
+    def answered(self) -> None:
+        """Take note that the answer over HTTP has come."""
+        self._answered = self._queued = self._loop.time()
+
+    def check(self) -> None:
+        """Raise when there is nothing to wait for any more.
+
+        Raises
+        ------
+        DumpMissingError, ServerAwayError
+        """
+        now = self._loop.time()
+        still_seconds = self._watch.still_seconds()
+        if self._answered is None:
+            if min(now - self._sent, still_seconds) > self._timeout_seconds:
+                raise ServerAwayError(f"no answer and no heartbeat for {now - self._sent:.0f} s")
+            return
+        waited = now - self._answered
+        if waited >= self._timeout_seconds or self._never_captured(waited, still_seconds):
+            raise DumpMissingError(f"the server answered {waited:.0f} s ago, no dump came")
+
+    def _never_captured(self, waited: float, still_seconds: float) -> bool:
+        if self._watch.queued():
+            self._queued = self._loop.time()
+            return False
+        # The heartbeat is looked at once in a while: what it has stood still is rather more.
+        quiet = min(waited, still_seconds + 1.5 * POLL_SECONDS) >= QUIET_SECONDS
+        return (self._prompt and quiet) or self._watch.beat_after(self._queued + WRITTEN_SECONDS)
 
 
 def _raise_for(failure: CaptureFailure) -> None:

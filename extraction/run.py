@@ -11,35 +11,38 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
 import uuid
 from contextlib import AbstractAsyncContextManager, suppress
-from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import numpy as np
 import psutil
 
+from extraction.access import read_access
 from extraction.block_sink import BlockSink
+from extraction.canary import MEMORY_SHARE, Canary, plan_canary
 from extraction.dataset import load_dataset, tokenizer_hash
 from extraction.handshake import (
     GOLDEN_ROWS,
+    Handshake,
     model_of,
     norm_weight_of,
     refuse_other_golden,
-    shake_hands,
 )
 from extraction.pipeline import Pipeline
 from extraction.preflight import free_space, preflight
+from extraction.run_record import begin_record, end_record
 from extraction.salvage import salvage
 from extraction.server_link import ServerLink
-from extraction.session import Session, open_session, wait_for_server
-from extraction.spool import RequestId, SpoolView
+from extraction.server_wait import refuse_router, wait_for_server
+from extraction.session import Session, open_session
+from extraction.spool import SpoolView
+from hsstore.activity import tick
 from hsstore.claims import Claims
+from hsstore.codec import USUAL_RATIOS, usual_ratio
 from hsstore.create import LayoutOptions, create_store, layout_for
 from hsstore.errors import HsstoreError, InputError, OutputError, RefusedError
-from hsstore.spec import FINISHED, INTERRUPTED, RunRecord
+from hsstore.spec import FINISHED, INTERRUPTED, CanaryRecord, RunRecord
 from hsstore.store import Store
 
 if TYPE_CHECKING:
@@ -52,9 +55,12 @@ if TYPE_CHECKING:
     from hsstore.create import Golden
     from hsstore.dataset import TokenizedDataset
     from hsstore.layout import Layout
+    from hsstore.spec import Model
 
 log = logging.getLogger(__name__)
 
+SPREAD_TOKENS = 256
+"""Tokens that the handshake's small requests are cut from, at most."""
 HANDSHAKE_STORE = "new"
 """Stands for the store's uuid in the dump that comes before the store."""
 
@@ -74,6 +80,8 @@ class Run:
         self.sink: BlockSink | None = None
         self._options = options
         self._report = report
+        self._created = False
+        self._canary: Canary | CanaryRecord = CanaryRecord(verdict="off")
 
     async def execute(self) -> tuple[str, int]:
         """Do everything that is to do; return what to tell, and the exit code.
@@ -93,13 +101,14 @@ class Run:
             self._options.spool,
             self._options.server_wait_seconds,
         )
-        info = await asyncio.to_thread(
-            wait_for_server, self._options.spool, self._options.server_wait_seconds
-        )
-        budget = await asyncio.to_thread(self._preflight, store, dataset, info)
-        if self._options.dry_run:
-            return "dry run: this can work; nothing was written", 0
-        async with ServerLink(self._options.server, self._options.max_in_flight) as link:
+        async with await asyncio.to_thread(self._link) as link:
+            info = await wait_for_server(
+                link, self._options.spool, self._options.server_wait_seconds
+            )
+            _relay_warnings(info)
+            budget = await asyncio.to_thread(self._preflight, store, dataset, info)
+            if self._options.dry_run:
+                return "dry run: this can work; nothing was written", 0
             if store is None:
                 store = await self._create(link, dataset, info)
             claims = await asyncio.to_thread(
@@ -110,6 +119,11 @@ class Run:
             finally:
                 await asyncio.to_thread(claims.release)
         return await asyncio.to_thread(self._result, store)
+
+    def _link(self) -> ServerLink:
+        options = self._options
+        access = read_access(options.api_key_file, options.ca_cert)
+        return ServerLink(options.server, options.max_in_flight, access)
 
     # --- before the first request -------------------------------------------------------------
 
@@ -129,7 +143,7 @@ class Run:
     def _load_dataset(self) -> TokenizedDataset:
         self._report(phase="reading data")
         data = self._options.data
-        dataset, report = load_dataset(data.files, self._options.model, data)
+        dataset, report = load_dataset(data.files, self._options.model, data, lambda _: tick())
         log.info("data: %s", report.summary())
         for message in [example for examples in report.examples.values() for example in examples]:
             log.warning("dropped: %s", message)
@@ -156,6 +170,7 @@ class Run:
             memory_bytes=self._options.memory_bytes,
             memory_free_bytes=psutil.virtual_memory().available,
             skip_too_large=self._options.skip_too_large,
+            usual_ratio=self._usual_ratio(store),
         )
         for line in report.lines():
             log.info(line)
@@ -179,9 +194,16 @@ class Run:
         available = spool.headroom_bytes() + spool.scan().allocated_bytes
         return min(self._options.spool_budget_bytes or available // 2, available)
 
+    def _usual_ratio(self, store: Store | None) -> float:
+        if store is not None:
+            return usual_ratio(store.spec.codec)
+        return USUAL_RATIOS[self._options.codec]
+
     def _layout_options(self) -> LayoutOptions:
         options = self._options
-        return LayoutOptions(options.chunk_rows, options.shard_rows, options.span_samples)
+        return LayoutOptions(
+            options.chunk_rows, options.shard_rows, options.span_samples, options.codec
+        )
 
     # --- creation -----------------------------------------------------------------------------
 
@@ -190,13 +212,14 @@ class Run:
     ) -> Store:
         if dataset is None:
             raise InputError("a new store needs data")
-        model = model_of(info)
         tokens = dataset.input_ids[: min(GOLDEN_ROWS, int(dataset.length[0]))]
         async with self._session(link, HANDSHAKE_STORE, info) as session:
-            rid = RequestId(self.id, len(dataset), 0, len(tokens))
-            golden = await shake_hands(
-                session.requester, session.spool, rid, tokens, HANDSHAKE_STORE, model
-            )
+            hand = self._handshake(session, model_of(info), HANDSHAKE_STORE, len(dataset))
+            await session.requester.wait_until_up()
+            await refuse_router(link)
+            golden = await hand.golden(tokens, 0)
+            await hand.refuse_spread(dataset.input_ids[:SPREAD_TOKENS])
+        self._created = True
         return await asyncio.to_thread(self._create_in_thread, dataset, info, golden)
 
     def _create_in_thread(
@@ -224,13 +247,16 @@ class Run:
             async with self._session(link, store.spec.store, info) as session:
                 pending = (await asyncio.to_thread(store.completion)).pending
                 found = salvage(session.spool, self.id, store.spec, pending)
-                golden = await self._golden(session, store, info)
-                record = self._record(info)
+                golden = await self._golden(session, link, store, info)
+                record = begin_record(self.id, info, self._options)
                 await asyncio.to_thread(store.record_run, record, golden.bits)
                 self.pipeline = self._pipeline(store, session, sink, info, budget)
                 self.pipeline.adopt(found)
                 await asyncio.to_thread(self._report_plan, store)
                 self._report(phase="extracting")
+                self._canary = await asyncio.to_thread(
+                    self._make_canary, store, self.pipeline, session, link, info
+                )
                 await self._run_pipeline(store, self.pipeline, record)
         finally:
             sink.close()
@@ -243,17 +269,20 @@ class Run:
         if self._options.retry_failed:
             store.reset_failed(np.flatnonzero(completion.failed))
 
-    async def _golden(self, session: Session, store: Store, info: ServerInfo) -> Golden:
+    async def _golden(
+        self, session: Session, link: ServerLink, store: Store, info: ServerInfo
+    ) -> Golden:
         """Shake hands, and compare the golden states with the store's."""
         prefix = store.spec.golden_input_ids
         if not prefix:
             tokens = (await asyncio.to_thread(store.input_ids, 0))[:GOLDEN_ROWS]
         else:
             tokens = np.array(prefix, dtype=np.int32)
-        rid = RequestId(self.id, len(store), 1, len(tokens))
-        golden = await shake_hands(
-            session.requester, session.spool, rid, tokens, store.spec.store, model_of(info)
-        )
+        hand = self._handshake(session, model_of(info), store.spec.store, len(store))
+        golden = await hand.golden(tokens, 1)
+        if not self._created:
+            await refuse_router(link)
+            await hand.refuse_spread(tokens)
         if prefix:
             expected = await asyncio.to_thread(store.plan_array, "golden")
             refuse_other_golden(expected, golden.bits.view(expected.dtype))
@@ -269,6 +298,9 @@ class Run:
     async def _run_pipeline(self, store: Store, pipeline: Pipeline, record: RunRecord) -> None:
         result = "broken by a bug"
         try:
+            if isinstance(self._canary, Canary):
+                await self._canary.before()
+                pipeline.canary = self._canary
             await pipeline.run()
             result = FINISHED
         except asyncio.CancelledError:
@@ -278,9 +310,36 @@ class Run:
             result = str(error)
             raise
         finally:
-            ended = record.model_copy(update={"ended": _now(), "result": result})
+            found = self._canary
+            found = found.record if isinstance(found, Canary) else found
+            ended = end_record(record, result, found)
             with suppress(OutputError):  # the disk has said so already
                 await asyncio.to_thread(store.record_run, ended)
+
+    def _make_canary(
+        self,
+        store: Store,
+        pipeline: Pipeline,
+        session: Session,
+        link: ServerLink,
+        info: ServerInfo,
+    ) -> Canary | CanaryRecord:
+        """Return the canary, or why there is none."""
+        options = self._options
+        if info.isolated or not options.canary:
+            return CanaryRecord(verdict="isolated" if info.isolated else "off")
+        budget = pipeline.spool_budget
+        plan = plan_canary(
+            store,
+            store.completion().pending,
+            min(options.memory_bytes // MEMORY_SHARE, budget.limit_bytes - budget.used_bytes),
+            max_in_flight=options.max_in_flight,
+            pause_seconds=options.canary_pause_seconds,
+        )
+        return Canary(plan, store, self.id, info, link, session.spool, session.requester)
+
+    def _handshake(self, session: Session, model: Model, store: str, samples: int) -> Handshake:
+        return Handshake(session.requester, session.spool, model, self.id, store, samples)
 
     @staticmethod
     def _same_server(before: ServerInfo, now: ServerInfo) -> None:
@@ -321,21 +380,9 @@ class Run:
         )
         return message, 1
 
-    def _record(self, info: ServerInfo) -> RunRecord:
-        return RunRecord(
-            run=self.id,
-            started=_now(),
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            hsstore_version=version("hsstore"),
-            capture_hash=info.capture_hash,
-            engine=info.engine,
-            engine_version=info.engine_version,
-            server_instance=info.instance,
-            server_flags=info.flags,
-            options=self._options.model_dump(mode="json"),
-        )
 
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+def _relay_warnings(info: ServerInfo) -> None:
+    """Log what the server's plugin warns of; its flags are recorded with the run as they are."""
+    warnings = info.flags.get("warnings")
+    for warning in warnings if isinstance(warnings, list) else ():
+        log.warning("server: %s", warning)

@@ -1,26 +1,45 @@
 """One server as the client sees it: its HTTP API, and whether it is there.
 
 The API is SGLang's: `/generate`, `/abort_request`, `/health`. No retry is hidden in here: what a
-failure means for a sample is said by the type of the error, and decided by the pipeline.
+failure means for a sample is said by the type of the error, and decided by the pipeline. What no
+retry can mend (a key, a certificate, another address) is refused at once.
+
+Proxies of the environment are never used, on loopback or elsewhere: both sides share memory, so
+the server is on this machine, or a port of its container is.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
+import logging
+import ssl
+from contextlib import asynccontextmanager
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
 
+from extraction.access import KEY_VARIABLE, Access
 from hsstore.errors import RefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
+
+log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 10.0
 PROBE_SECONDS = 0.5
 MAX_PROBE_SECONDS = 5.0
+SAY_SECONDS = 15.0
+"""Between log lines that say what is waited for."""
+
+ROUTER_LISTS = (("/workers", "workers"), ("/list_workers", "urls"))
+"""Where SGLang's router lists its servers (older versions have the second one only), and the field
+of the answer. A server itself has neither."""
+STRANGE_SECONDS = 15.0
+"""So long a proxy may have no route yet to a server that is starting."""
+ENDED_EARLY = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
+"""TLS that broke off, as when a server stops: it may come back."""
 
 
 class ServerAwayError(Exception):
@@ -34,19 +53,24 @@ class RequestRefusedError(Exception):
 class ServerLink:
     """HTTP to one server; a context manager around its connections."""
 
-    def __init__(self, url: str, max_connections: int) -> None:
+    def __init__(self, url: str, max_connections: int, access: Access | None = None) -> None:
         self.url = url.rstrip("/")
         self.up = asyncio.Event()
         self._max_connections = max_connections
+        self._access = access or Access()
+        self._strange_since: float | None = None
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        key = os.environ.get("HSSTORE_API_KEY")
+        key = self._access.api_key
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=self._max_connections + 8),
+            connector=aiohttp.TCPConnector(
+                limit=self._max_connections + 8, ssl=self._access.tls or True
+            ),
             # A prefill may take minutes: progress is judged by the server's heartbeat instead.
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
             headers={"Authorization": f"Bearer {key}"} if key else {},
+            trust_env=False,
         )
         return self
 
@@ -67,7 +91,7 @@ class ServerLink:
         ServerAwayError
         RequestRefusedError
         RefusedError
-            It wants another API key: no request will ever pass.
+            It wants another API key, another certificate or another URL: no request will ever pass.
         """
         body = {
             "rid": rid,
@@ -75,46 +99,138 @@ class ServerLink:
             "sampling_params": {"max_new_tokens": 0, "temperature": 0},
             "extra_key": rid,  # keeps other requests' prefix cache out of this one
         }
-        try:
-            async with self._open_session.post(f"{self.url}/generate", json=body) as response:
-                if response.status != HTTPStatus.OK:
-                    _raise_for(response.status, (await response.text())[:500])
-                await response.read()
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise ServerAwayError(f"{self.url}: {str(error) or type(error).__name__}") from error
+        async with self._ask("POST", "/generate", json=body) as response:
+            if response.status != HTTPStatus.OK:
+                self._raise_for(response, (await response.text())[:500])
+            await response.read()
 
     async def abort(self, rid: str, timeout_seconds: float) -> None:
         """Tell the server that nobody waits for this request any more; best effort."""
         try:
-            async with asyncio.timeout(timeout_seconds):
-                post = self._open_session.post(f"{self.url}/abort_request", json={"rid": rid})
-                async with post as response:
-                    await response.read()
-        except (aiohttp.ClientError, TimeoutError):
+            async with (
+                asyncio.timeout(timeout_seconds),
+                self._ask("POST", "/abort_request", json={"rid": rid}) as response,
+            ):
+                await response.read()
+        except (ServerAwayError, RefusedError, TimeoutError):
             return  # it is gone, or it will find out by itself
 
-    async def healthy(self) -> bool:
-        """Ask for `/health` once."""
-        timeout = aiohttp.ClientTimeout(total=CONNECT_SECONDS)
+    async def trouble(self, timeout_seconds: float = CONNECT_SECONDS) -> str:
+        """Ask for `/health` once; return what is wrong, or nothing when it answers well.
+
+        Raises
+        ------
+        RefusedError
+            As in `generate`.
+        """
+        timeout = aiohttp.ClientTimeout(total=timeout_seconds)
         try:
-            async with self._open_session.get(f"{self.url}/health", timeout=timeout) as response:
-                return response.status == HTTPStatus.OK
-        except (aiohttp.ClientError, TimeoutError):
-            return False
+            async with self._ask("GET", "/health", timeout=timeout) as response:
+                self._refuse_for_good(response)
+                self._refuse_strangers(response.status)
+                if response.status == HTTPStatus.OK:
+                    return ""
+                return f"{self.url}/health answers {response.status}"
+        except ServerAwayError as error:
+            return str(error)
 
     async def wait_until_healthy(self) -> None:
-        """Probe with growing pauses until the server answers."""
+        """Probe with growing pauses until the server answers, and say so now and then.
+
+        Raises
+        ------
+        RefusedError
+            As in `generate`.
+        """
+        loop = asyncio.get_running_loop()
+        said = loop.time()
         pause = PROBE_SECONDS
-        while not await self.healthy():
+        while trouble := await self.trouble():
+            if loop.time() - said >= SAY_SECONDS:
+                log.info("waiting for the server: %s", trouble)
+                said = loop.time()
             await asyncio.sleep(pause)
             pause = min(2 * pause, MAX_PROBE_SECONDS)
 
+    async def routed_servers(self) -> int | None:
+        """Return how many servers stand behind this URL, if SGLang's router answers there.
 
-def _raise_for(status: int, text: str) -> None:
-    if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
-        raise RefusedError(
-            f"the server answered {status}: set HSSTORE_API_KEY to the key it was started with"
+        None where it is not one, or does not say (its lists may want a key of their own).
+        """
+        for path, field in ROUTER_LISTS:
+            timeout = aiohttp.ClientTimeout(total=CONNECT_SECONDS)
+            try:
+                async with self._ask("GET", path, timeout=timeout) as response:
+                    answer = await response.json() if response.status == HTTPStatus.OK else None
+            except (ServerAwayError, ValueError):
+                continue
+            servers = answer.get(field) if isinstance(answer, dict) else None
+            if isinstance(servers, list):
+                return len(servers)
+        return None
+
+    @asynccontextmanager
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        **more: Any,  # noqa: ANN401  # aiohttp's own
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send one request; follows no redirect, which would turn a POST into a GET."""
+        url = f"{self.url}{path}"
+        try:
+            async with self._open_session.request(
+                method, url, allow_redirects=False, **more
+            ) as response:
+                yield response
+        except aiohttp.ClientSSLError as error:
+            if isinstance(getattr(error, "os_error", None), ENDED_EARLY):
+                raise ServerAwayError(f"{self.url}: {error}") from error
+            raise RefusedError(_explain_tls(self.url, error)) from error
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise ServerAwayError(f"{self.url}: {str(error) or type(error).__name__}") from error
+
+    def _raise_for(self, response: aiohttp.ClientResponse, text: str) -> None:
+        self._refuse_for_good(response)
+        status = response.status
+        later = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.REQUEST_TIMEOUT}
+        if status in later or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            raise ServerAwayError(f"the server answered {status}: {text}")
+        raise RequestRefusedError(f"the server answered {status}: {text}")
+
+    def _refuse_strangers(self, status: int) -> None:
+        """Refuse what has no `/health`, once that cannot be a server that is starting."""
+        now = asyncio.get_running_loop().time()
+        if status not in {HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND}:
+            self._strange_since = None
+            return
+        self._strange_since = self._strange_since or now
+        if now - self._strange_since > STRANGE_SECONDS:
+            raise RefusedError(
+                f"{self.url}/health has answered {status} for {STRANGE_SECONDS:.0f} s: no inference "
+                "server is there; check the URL (its port, its path, http or https)"
+            )
+
+    def _refuse_for_good(self, response: aiohttp.ClientResponse) -> None:
+        """Refuse what would be the same for every request."""
+        status = response.status
+        if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
+            sent = "the key that was sent is not" if self._access.api_key else "no key was sent:"
+            raise RefusedError(
+                f"the server answered {status}: {sent} the one it was started with; set "
+                f"{KEY_VARIABLE} to it, or give --api-key-file"
+            )
+        if HTTPStatus.MULTIPLE_CHOICES <= status < HTTPStatus.BAD_REQUEST:
+            raise RefusedError(
+                f"{self.url} redirects ({status}) to {response.headers.get('Location', '?')}: give "
+                "the server's own URL"
+            )
+
+
+def _explain_tls(url: str, error: aiohttp.ClientSSLError) -> str:
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return (
+            f"{url}: the server's certificate is not trusted ({error.certificate_error}); give its "
+            "authority with --ca-cert FILE, and a URL with the name that the certificate is for"
         )
-    if status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        raise ServerAwayError(f"the server answered {status}: {text}")
-    raise RequestRefusedError(f"the server answered {status}: {text}")
+    return f"{url}: no TLS with this server ({error}); is it http instead of https?"

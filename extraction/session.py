@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from extraction.requester import Requester
-from extraction.spool import (
-    ClientInfo,
-    NoServerError,
-    SpoolBusyError,
-    SpoolClient,
-    SpoolForeignError,
-    SpoolMissingError,
-    SpoolView,
-)
+from extraction.server_wait import spool_errors
+from extraction.spool import ClientInfo, SpoolClient
 from extraction.spool_watch import SpoolWatch
-from hsstore.errors import InterruptedRunError, RefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-    from pathlib import Path
+    from collections.abc import AsyncIterator, Callable
 
     from extraction.options import ExtractOptions
     from extraction.server_link import ServerLink
     from extraction.spool import ServerInfo
 
 ABORT_SECONDS = 1.0
-POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,35 +64,3 @@ async def open_session(
             await requester.close()
             watching.cancel()
             spool.cleanup(run)
-
-
-def wait_for_server(spool: Path, timeout_seconds: float) -> ServerInfo:
-    """Wait until a server has its model loaded and serves this spool. Blocks.
-
-    Raises
-    ------
-    InterruptedRunError
-        None came in time.
-    RefusedError
-        The spool is another user's.
-    """
-    deadline = time.monotonic() + timeout_seconds
-    with spool_errors():
-        while True:
-            try:
-                return SpoolView(spool).wait_for_server(deadline - time.monotonic())
-            except SpoolMissingError:
-                if time.monotonic() >= deadline:
-                    raise
-                time.sleep(POLL_SECONDS)
-
-
-@contextmanager
-def spool_errors() -> Iterator[None]:
-    """Translate the spool's errors into those of hsstore."""
-    try:
-        yield
-    except (SpoolBusyError, SpoolForeignError) as error:
-        raise RefusedError(str(error)) from error
-    except (SpoolMissingError, NoServerError) as error:
-        raise InterruptedRunError(f"{error}; start the server, then run again") from error

@@ -27,7 +27,7 @@ class SpoolWatch:
         self._heartbeat: Heartbeat | None = None
         self._advanced_at = self._loop.time()
         self._wake = asyncio.Event()
-        self._broken: InterruptedRunError | None = None
+        self._broken: Exception | None = None
 
     def expect(self, rid: RequestId) -> asyncio.Future[CaptureFailure | None]:
         """Return the future of a request's dump."""
@@ -43,6 +43,19 @@ class SpoolWatch:
         """Stop waiting for a request, and drop whatever it has left in the spool."""
         self._waiting.pop(rid, None)
         self._spool.discard(rid)
+
+    def queued(self) -> bool:
+        """Tell whether captures wait to be written, as far as the server says."""
+        beat = self._spool.heartbeat()
+        return beat is None or beat.queue_depth > 0
+
+    def beat_after(self, moment_seconds: float) -> bool:
+        """Tell whether the server has beaten since a moment of the loop's clock.
+
+        Both sides share the machine's monotonic clock, as they share its memory.
+        """
+        beat = self._spool.heartbeat()
+        return beat is not None and beat.monotonic_ns > moment_seconds * 1e9
 
     def still_seconds(self) -> float:
         """Return for how long the server's heartbeat has not advanced."""
@@ -62,13 +75,18 @@ class SpoolWatch:
                 self._scan()
                 await asyncio.sleep(SCAN_SECONDS)
         except (OSError, SpoolError) as error:
+            self._break(
+                InterruptedRunError(
+                    f"the spool cannot be read any more ({error}); restart the server, then run "
+                    "again"
+                )
+            )
+        except Exception as error:  # noqa: BLE001  # a bug: who waits would wait for ever
             self._break(error)
 
     def _break(self, error: Exception) -> None:
         """Tell everybody who waits, now or later, that nothing will come any more."""
-        self._broken = InterruptedRunError(
-            f"the spool cannot be read any more ({error}); restart the server, then run again"
-        )
+        self._broken = error
         for future in self._waiting.values():
             if not future.done():
                 _fail(future, self._broken)

@@ -1,42 +1,88 @@
-"""What a run says about itself, in shared memory: written by the worker, read by anyone.
+"""What a run says about itself, in shared memory: written by the run, read by anyone.
 
-A page is a small mapped file with a sequence lock: readers never block the writer, and still see
-the last state when the writer hangs or is gone.
+::
+
+    /dev/shm/hsstore-<uid>/
+    ├── run-<random>.status   RunStatus, written by the worker; locked while its supervisor lives
+    ├── run-<random>.watch    WatchStatus, written by the supervisor: the last stall report
+    └── run-<random>.stacks   Python stacks of the worker's threads, written on SIGUSR2
+
+A clean end removes the three. Those of a killed run stay, for the doctor, until a new run on the
+same store starts.
 """
 
 from __future__ import annotations
 
 import fcntl
-import mmap
 import os
-import struct
 import tempfile
-import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
+from extraction.page import CAPACITY_BYTES, Page, allocate_page, is_locked, read_page
+from hsstore.errors import RefusedError
 from hsstore.spec import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PAGE_BYTES = 64 << 10
 MESSAGE_CHARACTERS = 8000
 """Of a longer message only the beginning is kept; even escaped it fits the page."""
-_PREFIX, _SUFFIX = "run-", ".status"
-_HEADER = struct.Struct("<QQ")  # sequence (odd while being written), length
+DETAIL_CHARACTERS = 500
+"""Likewise of a line: a detail of a stage, an error, a piece of evidence."""
+PREFIX, STATUS_SUFFIX, WATCH_SUFFIX, STACKS_SUFFIX = "run-", ".status", ".watch", ".stacks"
+KEPT_DEAD_RUNS = 8
+AT_RISK_SAMPLES = 1000
+
+Phase = Literal["starting", "reading data", "waiting for server", "extracting", "stopping", "ended"]
+
+
+class StageState(Record):
+    """One stage of the pipeline at one moment.
+
+    Names, in a sample's order: `admit` (waits for spool budget), `queue` (for a seat in flight),
+    `request`, `answered` (in `request` too: answered over HTTP, and no dump yet), `memory` (waits
+    for memory budget), `check`, `write` (handed to the disk thread), `commit` (a block),
+    `give-back` (appended, kept in the spool until its block is committed), `retry` (pauses before
+    another attempt). What the disk threads are in, each alone: `disk:open`, `disk:read`,
+    `disk:write`, `disk:fsync`, `disk:rename`, `disk:unlink`.
+    """
+
+    name: str
+    items: int
+    oldest_since_seconds: float | None = None
+    """Unix time since when the oldest item is in this stage; None where there is no item."""
+    detail: str = ""
+    """The oldest item: a request id, `sample N`, `block N`, or the file of a disk operation."""
 
 
 class RunStatus(Record):
     """One state of a run. Bytes are raw (uncompressed) unless the name says otherwise."""
 
     run: str
-    phase: Literal[
-        "starting", "reading data", "waiting for server", "extracting", "stopping", "ended"
-    ] = "starting"
+    phase: Phase = "starting"
     updated_seconds: float = 0.0
     """Unix time of this state."""
+    store: str = ""
+    """Absolute path as given; symbolic links are not resolved."""
+    spool: str = ""
+    server: str = ""
+    """Its URL."""
+    host: str = ""
+    boot_id: str = ""
+    worker_pid: int = 0
+    supervisor_pid: int = 0
+    started_seconds: float = 0.0
+    """Unix time of the worker's start."""
+    progress_seconds: float = 0.0
+    """Unix time when the worker last saw bytes moved or committed, or a heartbeat advance."""
+    progress_count: int = 0
+    """Changes with every progress: unlike a time, whatever the clock does."""
+    oldest_operation: int = 0
+    """Number of the oldest file operation that has not returned, fsyncs apart; 0: none."""
+    heartbeat_seconds: float = 0.0
+    """Unix time when the worker last saw the server's heartbeat advance; 0 before the first."""
     samples: int = 0
     """In the store's plan."""
     complete: int = 0
@@ -52,18 +98,65 @@ class RunStatus(Record):
     bytes_stored_now: int = 0
     """Encoded size of what `bytes_committed_now` counts raw."""
     tokens_pending: int = 0
-    """Not yet appended."""
+    """Not yet appended when this run began to extract."""
     in_flight: int = 0
+    at_risk: tuple[int, ...] = ()
+    """Samples that a kill now would have asked for again, the first `AT_RISK_SAMPLES` of them: they
+    are under way, or appended and their dumps were given back early."""
     in_flight_cap: int = 0
     open_blocks: int = 0
     failed_now: int = 0
     retries: int = 0
     spool_used_bytes: int = 0
     spool_budget_bytes: int = 0
+    tokens_per_second_1min: float = 0.0
+    """Over the last minute, or since the extraction began where that is less."""
+    tokens_per_second_15min: float = 0.0
+    bytes_per_second_1min: float = 0.0
+    stages: tuple[StageState, ...] = ()
+    last_errors: tuple[str, ...] = ()
+    """The last few warnings and errors of the log, newest last."""
     message: str = ""
     """The last thing worth knowing, for people."""
     exit_code: int | None = None
     """Set once, when the run has ended."""
+
+
+class WatchStatus(Record):
+    """The last stall report of a run."""
+
+    verdict: str
+    """One of the doctor's list."""
+    since_seconds: float
+    """Unix time since when there was no progress."""
+    reported_seconds: float
+    """Unix time of the last report of this stall."""
+    stalled_seconds: float
+    """How long there had been no progress when it was reported, or in all when it has recovered."""
+    reports: int = 1
+    """How often this stall was reported."""
+    evidence: tuple[str, ...] = ()
+    advice: str = ""
+    kill_cost: str = ""
+    recovered_seconds: float | None = None
+    """Unix time when progress went on; None while it does not."""
+    aborted: bool = False
+    """The worker was killed because of this stall."""
+
+
+def run_directory() -> Path:
+    """Return the directory in shared memory for the pages of this user's runs."""
+    return Path(f"/dev/shm/hsstore-{os.geteuid()}")  # noqa: S108  # shared memory, mode 0700
+
+
+def watch_path(status_page: Path) -> Path:
+    """Return the page with the last stall report, beside a status page."""
+    return status_page.with_suffix(WATCH_SUFFIX)
+
+
+def stacks_path(status_page: Path) -> Path:
+    """Return the file for the worker's stacks, beside a status page."""
+    return status_page.with_suffix(STACKS_SUFFIX)
 
 
 class StatusPage:
@@ -71,27 +164,31 @@ class StatusPage:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._page = Page(path)
         self._lock: int | None = None
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            self._map = mmap.mmap(descriptor, PAGE_BYTES)
-        finally:
-            os.close(descriptor)
 
     @classmethod
-    def create(cls, directory: Path) -> Self:
-        """Create an empty page in a directory in shared memory; remove those of dead creators.
+    def create(cls, directory: Path, store: str = "") -> Self:
+        """Create an empty page in a directory in shared memory.
 
-        The page is locked for the life of this process.
+        The page is locked for the life of this process. Pages of dead runs are removed: those of
+        `store`, those that say nothing, and the oldest of all others beyond `KEPT_DEAD_RUNS`.
+
+        Raises
+        ------
+        RefusedError
+            The directory is somebody else's.
+        OSError
+            Shared memory is full.
         """
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _refuse_foreign(directory)
         with _alone_in(directory):
-            for path in directory.glob(f"{_PREFIX}*{_SUFFIX}"):
-                _remove_if_dead(path)
-            lock, name = tempfile.mkstemp(_SUFFIX, _PREFIX, directory)
+            _sweep(directory, store)
+            lock, name = tempfile.mkstemp(STATUS_SUFFIX, PREFIX, directory)
             fcntl.flock(lock, fcntl.LOCK_EX)
         try:
-            os.posix_fallocate(lock, 0, PAGE_BYTES)  # an error here, not a SIGBUS later
+            allocate_page(lock)
             page = cls(Path(name))
         except OSError:
             Path(name).unlink()
@@ -102,29 +199,50 @@ class StatusPage:
 
     def write(self, status: RunStatus) -> None:
         """Publish a state."""
-        body = _body(status)
-        sequence = _HEADER.unpack_from(self._map)[0] | 1
-        _HEADER.pack_into(self._map, 0, sequence, 0)
-        self._map[_HEADER.size : _HEADER.size + len(body)] = body
-        _HEADER.pack_into(self._map, 0, sequence + 1, len(body))
+        self._page.write(_body(status))
 
     def read(self) -> RunStatus | None:
         """Return the last state, or None before the first or when a writer died in a write."""
-        for _ in range(100):
-            sequence, length = _HEADER.unpack_from(self._map)
-            body = bytes(self._map[_HEADER.size : _HEADER.size + length])
-            if sequence % 2 == 0 and _HEADER.unpack_from(self._map)[0] == sequence:
-                return RunStatus.model_validate_json(body) if length else None
-            time.sleep(0.001)
-        return None
+        return parse_status(self._page.read())
 
     def remove(self) -> None:
         """Unmap and delete the page."""
-        self._map.close()
+        self._page.close()
         self.path.unlink(missing_ok=True)
+        self.unlock()
+
+    def unlock(self) -> None:
+        """Leave the page to whoever wants to know how the run ended."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def parse_status(body: bytes) -> RunStatus | None:
+    """Decode the content of a status page; None where there is none.
+
+    Raises
+    ------
+    ValueError
+        Another version of hsstore wrote it.
+    """
+    return RunStatus.model_validate_json(body) if body else None
+
+
+def parse_watch(body: bytes) -> WatchStatus | None:
+    """Decode the content of a watch page; None while nothing was ever reported.
+
+    Raises
+    ------
+    ValueError
+    """
+    return WatchStatus.model_validate_json(body) if body else None
+
+
+def _refuse_foreign(directory: Path) -> None:
+    owner = directory.lstat().st_uid  # of a link, whoever made it: shared memory is everybody's
+    if owner != os.geteuid():
+        raise RefusedError(f"{directory} belongs to user {owner}: have it removed")
 
 
 @contextmanager
@@ -138,21 +256,47 @@ def _alone_in(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _remove_if_dead(path: Path) -> None:
-    with suppress(FileNotFoundError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink()
-        except BlockingIOError:
-            return  # its run lives
-        finally:
-            os.close(descriptor)
+def _sweep(directory: Path, store: str) -> None:
+    dead = [path for path in directory.glob(f"{PREFIX}*{STATUS_SUFFIX}") if not is_locked(path)]
+    dead.sort(key=_modified_ns, reverse=True)
+    others = []
+    for path in dead:
+        if _store_of(path) in {None, store}:
+            _remove_run(path)
+        else:
+            others.append(path)
+    for path in others[KEPT_DEAD_RUNS:]:
+        _remove_run(path)
+    for suffix in (WATCH_SUFFIX, STACKS_SUFFIX):
+        for path in directory.glob(f"{PREFIX}*{suffix}"):
+            if not path.with_suffix(STATUS_SUFFIX).exists():
+                path.unlink(missing_ok=True)
+
+
+def _modified_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def _store_of(path: Path) -> str | None:
+    try:
+        status = parse_status(read_page(path))
+    except ValueError:  # of another version
+        return None
+    return None if status is None else status.store
+
+
+def _remove_run(path: Path) -> None:
+    for file in (path, watch_path(path), stacks_path(path)):
+        file.unlink(missing_ok=True)
 
 
 def _body(status: RunStatus) -> bytes:
-    """Encode a state so that it fits the page; only a message can be too long."""
+    """Encode a state so that it fits the page: long texts lose their ends."""
     body = status.model_dump_json().encode()
-    if len(body) + _HEADER.size <= PAGE_BYTES:
+    if len(body) <= CAPACITY_BYTES:
         return body
-    return _body(status.model_copy(update={"message": status.message[:MESSAGE_CHARACTERS]}))
+    shorter = {"message": status.message[:MESSAGE_CHARACTERS], "stages": (), "last_errors": ()}
+    return status.model_copy(update=shorter).model_dump_json().encode()

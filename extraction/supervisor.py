@@ -1,8 +1,9 @@
-"""The supervisor of `hsstore extract`: starts the worker, shows its progress, ends with a code.
+"""The supervisor of `hsstore extract`: starts the worker, watches it, ends with a code.
 
-It never touches the output file system, so it answers and ends also when the worker hangs in a
-write that does not return. A worker in uninterruptible sleep cannot be waited for: it is killed,
-and left behind.
+It never touches the output file system, nor any other disk once the worker runs: everything that
+it needs is loaded and has been tried before. So it reports, answers and ends also when the worker
+hangs in a write that does not return. A worker in uninterruptible sleep cannot be waited for: it
+is killed, and left behind.
 """
 
 from __future__ import annotations
@@ -14,79 +15,193 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from extraction.progress import open_display
-from extraction.status import StatusPage
+from extraction.metrics import MetricsServer, Vitals
+from extraction.status import RunStatus, parse_watch, run_directory, watch_path
+from extraction.watchdog.memory import keep_in_memory
+from extraction.watchdog.pages import RunPages
+from extraction.watchdog.pipes import ignore_stack_signal
+from extraction.watchdog.voice import Voice, never_read_sources
+from extraction.watchdog.watchdog import Watchdog
 from hsstore.errors import InterruptedRunError
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from types import FrameType
 
     from extraction.options import ExtractOptions
-    from extraction.progress import Display
-    from extraction.status import RunStatus
 
 SHOW_SECONDS = 0.2
+LEAVE_SECONDS = 5.0
+"""How long a worker may take to be gone after its last word: a thread of it may hang."""
+KILL_SECONDS = 1.0
+"""How long a process that is not stuck in the kernel takes to die."""
+FIRST_WAIT_SECONDS = 5.0
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Ctrl-C, a scheduler's end of job, and its warning before that."""
 
 
-def run_directory() -> Path:
-    """Return the directory in shared memory for status pages of this user's runs."""
-    return Path(f"/dev/shm/hsstore-{os.geteuid()}")  # noqa: S108  # shared memory, mode 0700
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """How a worker ended."""
+
+    code: int
+    message: str
+    again: bool = False
+    """Another worker may do better."""
 
 
 def supervise(options: ExtractOptions) -> int:
     """Run the worker to its end and return the exit code of the command."""
-    page = StatusPage.create(run_directory())
-    display = open_display()
+    ignore_stack_signal()
+    store = os.path.abspath(options.store)  # noqa: PTH100  # as given, touching nothing
+    pages = RunPages.create(run_directory(), store)
+    supervisor = voice = None
     try:
-        return _Supervisor(options, page, display).run()
+        voice = Voice(None if options.dry_run else _copies(pages, store))
+        supervisor = _Supervisor(options, store, pages, voice)
+        code = supervisor.run()
     finally:
-        display.close()
-        page.remove()
+        if voice is not None:
+            voice.close()
+        left_behind = supervisor is not None and supervisor.left_behind
+        if not left_behind:
+            pages.remove()
+    if left_behind:
+        # Its pages stay, for the doctor. What the interpreter does at its end is not ours to
+        # prove harmless, and must not wait for a disk.
+        os._exit(code)
+    return code
+
+
+def _copies(pages: RunPages, store: str) -> list[str | Path]:
+    module = "extraction.watchdog.copies"
+    path = pages.status.path
+    return [sys.executable, "-m", module, path, watch_path(path), store]
 
 
 class _Supervisor:
-    def __init__(self, options: ExtractOptions, page: StatusPage, display: Display) -> None:
+    def __init__(self, options: ExtractOptions, store: str, pages: RunPages, voice: Voice) -> None:
         self._options = options
-        self._page = page
-        self._display = display
+        self._store = store
+        self._page = pages.status
+        self._watch = pages.watch
+        self._voice = voice
+        self._watchdog = Watchdog(options, self._page.path, self._watch, voice.say)
         self._stop_requests = 0
         self._stop_sent = False
         self._stop_at: float | None = None
-        self._worker: subprocess.Popen[str] | None = None
+        self._restarts = 0
+        self._metrics: MetricsServer | None = None
+        self.left_behind = False
+        """A worker hangs, and was not waited for."""
 
     def run(self) -> int:
+        """Run workers until one ends for good."""
         for number in STOP_SIGNALS:
             signal.signal(number, self._request_stop)
-        self._worker = self._start()
-        reader = threading.Thread(target=self._relay_log, args=(self._worker,), daemon=True)
-        reader.start()
-        while self._worker.poll() is None:
-            if self._out_of_patience():
-                return self._abandon(self._worker)
-            self._forward_stop(self._worker)
-            self._show()
-            time.sleep(SHOW_SECONDS)
-        reader.join(timeout=1)
-        return self._conclude(self._worker.returncode)
+        self._prepare()
+        try:
+            while True:
+                worker = self._start()
+                ended = self._follow(worker)
+                if not (ended.again and self._restarts < self._options.restarts):
+                    break
+                self._voice.say(ended.message)
+                if not self._wait_until_gone(worker):
+                    break
+                self._restarts += 1
+                self._voice.say(f"starting again ({self._restarts} of {self._options.restarts})")
+            self._voice.say_last(ended.message)
+            return ended.code
+        finally:
+            if self._metrics is not None:
+                self._metrics.close()
+            for number in STOP_SIGNALS:  # it ends already; the interpreter would die of them
+                signal.signal(number, signal.SIG_IGN)
+
+    # --- before the worker starts -------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        """Do everything once that may be needed while every disk hangs."""
+        self._page.write(self._first_status(0))
+        self._page.read()
+        self._watchdog.rehearse()
+        signal.strsignal(signal.SIGKILL)
+        if self._options.metrics_port is not None:
+            host, port = self._options.metrics_host, self._options.metrics_port
+            self._metrics = MetricsServer(host, port, self._vitals)
+            self._voice.say(f"metrics on http://{host}:{self._metrics.port}/metrics")
+        self._show()
+        never_read_sources(self._voice)
+        keep_in_memory()
+
+    def _first_status(self, worker_pid: int) -> RunStatus:
+        """Return what is known before the worker has said anything."""
+        now = time.time()
+        return RunStatus(
+            run="",
+            updated_seconds=now,
+            started_seconds=now,
+            progress_seconds=now,
+            store=self._store,
+            spool=str(self._options.spool),
+            server=self._options.server,
+            worker_pid=worker_pid,
+            supervisor_pid=os.getpid(),
+        )
+
+    def _vitals(self) -> Vitals:
+        return Vitals(
+            status=self._page.read(),
+            stall=parse_watch(self._watch.read()),
+            still_seconds=self._watchdog.still_seconds,
+            stall_reports=self._watchdog.reports,
+            restarts=self._restarts,
+        )
 
     def _start(self) -> subprocess.Popen[str]:
+        self._watchdog.start_again()
+        self._stop_sent = False
         worker = subprocess.Popen(
             [sys.executable, "-m", "extraction.worker", str(self._page.path), str(os.getpid())],
             stdin=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,  # not ours: who reads that to its end would wait for a hang
+            stderr=subprocess.STDOUT,
             text=True,
+            errors="replace",
             start_new_session=True,  # Ctrl-C reaches the supervisor only
         )
+        self._page.write(self._first_status(worker.pid))  # it writes when it has its options
         if worker.stdin is not None:
             with suppress(BrokenPipeError):  # it has died already: `_conclude` says so
                 worker.stdin.write(self._options.model_dump_json())
                 worker.stdin.close()
         return worker
+
+    # --- while it runs ------------------------------------------------------------------------
+
+    def _follow(self, worker: subprocess.Popen[str]) -> _Ended:
+        reader = threading.Thread(target=self._relay_log, args=(worker,), daemon=True)
+        reader.start()
+        spoke_last_at: float | None = None
+        while worker.poll() is None:
+            if self._out_of_patience():
+                return self._abandon(worker)
+            self._forward_stop(worker)
+            status = self._show()
+            if status is not None and status.exit_code is not None:
+                spoke_last_at = spoke_last_at or time.monotonic()
+                if time.monotonic() > spoke_last_at + LEAVE_SECONDS:
+                    self._kill(worker)
+                    return self._last_words(status)
+            elif self._watchdog.look(status):
+                return self._end_stalled(worker)
+            time.sleep(SHOW_SECONDS)
+        reader.join(timeout=1)
+        return self._conclude(worker.returncode)
 
     def _request_stop(self, _number: int, _frame: FrameType | None) -> None:
         self._stop_requests += 1
@@ -104,39 +219,80 @@ class _Supervisor:
         late = self._stop_at is not None and time.monotonic() > self._stop_at
         return late or self._stop_requests > 1
 
-    def _abandon(self, worker: subprocess.Popen[str]) -> int:
-        worker.kill()
-        self._say(
-            "stopped without waiting for the worker: its open blocks were not committed, what was "
-            "committed is safe. To continue, run the same command again"
-        )
-        return InterruptedRunError.exit_code
-
     def _show(self) -> RunStatus | None:
         status = self._page.read()
         if status is not None:
-            self._display.show(status)
+            self._voice.show(status)
         return status
 
-    def _conclude(self, returncode: int) -> int:
+    def _relay_log(self, worker: subprocess.Popen[str]) -> None:
+        if worker.stdout is not None:
+            for line in worker.stdout:
+                self._voice.log(line.rstrip("\n"))
+
+    # --- the end ------------------------------------------------------------------------------
+
+    def _abandon(self, worker: subprocess.Popen[str]) -> _Ended:
+        self._kill(worker)
+        return _Ended(
+            InterruptedRunError.exit_code,
+            "stopped without waiting for the worker: its open blocks were not committed, what was "
+            "committed is safe. To continue, run the same command again",
+        )
+
+    def _end_stalled(self, worker: subprocess.Popen[str]) -> _Ended:
+        self._watchdog.end()
+        self._kill(worker)
+        return _Ended(
+            InterruptedRunError.exit_code,
+            f"no progress for {self._watchdog.still_seconds:.0f} s (--stall-abort): the worker "
+            f"(pid {worker.pid}) was killed, and not waited for; what was committed is safe. To "
+            "continue, mend the cause and run the same command again",
+            again=True,
+        )
+
+    def _kill(self, worker: subprocess.Popen[str]) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(worker.pid, signal.SIGKILL)
+        deadline = time.monotonic() + KILL_SECONDS
+        while worker.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        self.left_behind = worker.poll() is None
+
+    def _wait_until_gone(self, worker: subprocess.Popen[str]) -> bool:
+        """Wait for a killed worker; return False when the user does not want to wait any more."""
+        began = time.monotonic()
+        pause = say_at = FIRST_WAIT_SECONDS
+        while worker.poll() is None:
+            if self._stop_requests:
+                return False
+            waited = time.monotonic() - began
+            if waited > say_at:
+                self._voice.say(
+                    f"waiting for the killed worker (pid {worker.pid}) to be gone, for "
+                    f"{waited:.0f} s: it hangs in the kernel until the disk answers"
+                )
+                pause = min(2 * pause, self._options.stall_abort_seconds or pause)
+                say_at = waited + pause
+            time.sleep(SHOW_SECONDS)
+        self.left_behind = False
+        return not self._stop_requests
+
+    def _conclude(self, returncode: int) -> _Ended:
         status = self._page.read()
         if status is not None and status.exit_code is not None:
-            self._say(status.message)
-            return status.exit_code
+            return self._last_words(status)
         if returncode < 0:
-            self._say(
-                f"the worker was killed by signal {-returncode} ({signal.strsignal(-returncode)}); "
-                "nothing committed is lost. To continue, run the same command again"
+            return _Ended(
+                InterruptedRunError.exit_code,
+                f"the worker was killed by signal {-returncode} ({signal.strsignal(-returncode)})"
+                "; nothing committed is lost. To continue, run the same command again",
+                again=not self._stop_requests,
             )
-            return InterruptedRunError.exit_code
-        self._say(f"the worker ended with {returncode} before it said why; its log is above")
-        return returncode or 1
+        message = f"the worker ended with {returncode} before it said why; its log is above"
+        return _Ended(returncode or 1, message)
 
-    def _say(self, message: str) -> None:
-        self._display.close()
-        sys.stderr.write(f"hsstore: {message}\n")
-
-    def _relay_log(self, worker: subprocess.Popen[str]) -> None:
-        if worker.stderr is not None:
-            for line in worker.stderr:
-                self._display.log(line.rstrip("\n"))
+    def _last_words(self, status: RunStatus) -> _Ended:
+        interrupted = status.exit_code == InterruptedRunError.exit_code
+        again = interrupted and not self._stop_requests
+        return _Ended(status.exit_code or 0, status.message, again=again)

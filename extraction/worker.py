@@ -8,21 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import faulthandler
 import logging
 import os
 import signal
+import socket
 import sys
 import time
+from collections import deque
 from pathlib import Path
 
+from typing_extensions import override
+
 from extraction.options import ExtractOptions
+from extraction.pulse import MINUTE_SECONDS, QUARTER_SECONDS, Pulse, RateMeter
 from extraction.run import Run
-from extraction.status import RunStatus, StatusPage
+from extraction.stages import disk_states, oldest_quick_operation
+from extraction.status import AT_RISK_SAMPLES, DETAIL_CHARACTERS, RunStatus, StatusPage, stacks_path
 from hsstore.errors import HsstoreError, InterruptedRunError
 
 log = logging.getLogger(__name__)
 
 PUBLISH_SECONDS = 0.2
+KEPT_ERRORS = 5
+BEFORE_EXTRACTION = {"starting", "reading data"}
+"""Phases in which time on the processor is progress."""
 PR_SET_PDEATHSIG = 1
 """From <linux/prctl.h>."""
 
@@ -34,10 +44,14 @@ class Worker:
         self._options = options
         self._page = page
         self._run = Run(options, self._update)
-        self._status = RunStatus(run=self._run.id)
+        self._pulse = Pulse(options.spool)
+        self._tokens, self._bytes = RateMeter(), RateMeter()
+        self._errors = _LastErrors()
+        self._status = _first_status(self._run.id, options)
 
     async def main(self) -> int:
         """Run to the end and return the exit code; SIGTERM stops early, and commits."""
+        logging.getLogger().addHandler(self._errors)
         work = asyncio.create_task(self._run.execute())
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stop, work)
         publishing = asyncio.create_task(self._publish())
@@ -51,6 +65,7 @@ class Worker:
             log.exception("unexpected error")
             message, code = f"unexpected {type(error).__name__}: {error}", 1
         publishing.cancel()
+        logging.getLogger().removeHandler(self._errors)
         self._update_progress()
         self._update(phase="ended", message=message, exit_code=code)
         return code
@@ -74,30 +89,102 @@ class Worker:
             await asyncio.sleep(PUBLISH_SECONDS)
 
     def _update_progress(self) -> None:
+        counters = self._counters()
+        self._pulse.look(
+            tuple(counters.values()), computing_counts=self._status.phase in BEFORE_EXTRACTION
+        )
+        self._update(
+            **counters,
+            **self._rates(),
+            stages=self._run.pipeline.stages.states() if self._run.pipeline else disk_states(),
+            progress_seconds=self._pulse.progress_seconds,
+            progress_count=self._pulse.progress_count,
+            oldest_operation=oldest_quick_operation(),
+            heartbeat_seconds=self._pulse.heartbeat_seconds,
+            last_errors=tuple(self._errors.lines),
+            **self._load(),
+        )
+
+    def _counters(self) -> dict[str, int]:
+        """Return what changes when bytes were moved or committed."""
         pipeline, sink = self._run.pipeline, self._run.sink
         if pipeline is None or sink is None:
-            self._update()
-            return
-        self._update(
-            complete_now=sink.committed,
-            failed_now=pipeline.failed_now,
-            tokens_now=pipeline.tokens_appended,
-            bytes_now=pipeline.bytes_appended,
-            bytes_committed_now=sink.bytes_committed,
-            bytes_stored_now=sink.bytes_stored,
-            in_flight=pipeline.flight.in_flight,
-            in_flight_cap=pipeline.flight.cap,
-            open_blocks=len(pipeline.open_blocks),
-            retries=pipeline.retries,
-            spool_used_bytes=pipeline.spool_budget.used_bytes,
-            spool_budget_bytes=pipeline.spool_budget.limit_bytes,
-            message=pipeline.message,
-        )
+            return {}
+        return {
+            "complete_now": sink.committed,
+            "failed_now": pipeline.failed_now,
+            "tokens_now": pipeline.tokens_appended,
+            "bytes_now": pipeline.bytes_appended,
+            "bytes_committed_now": sink.bytes_committed,
+            "bytes_stored_now": sink.bytes_stored,
+        }
+
+    def _load(self) -> dict[str, object]:
+        """Return what is under way, and what it uses."""
+        pipeline = self._run.pipeline
+        if pipeline is None:
+            return {}
+        return {
+            "in_flight": pipeline.flight.in_flight,
+            "at_risk": tuple(pipeline.at_risk()[:AT_RISK_SAMPLES]),
+            "in_flight_cap": pipeline.flight.cap,
+            "open_blocks": len(pipeline.open_blocks),
+            "retries": pipeline.retries,
+            "spool_used_bytes": pipeline.spool_budget.used_bytes,
+            "spool_budget_bytes": pipeline.spool_budget.limit_bytes,
+            "message": pipeline.message,
+        }
+
+    def _rates(self) -> dict[str, float]:
+        if self._run.pipeline is None:
+            return {}
+        self._tokens.add(self._run.pipeline.tokens_appended)
+        self._bytes.add(self._run.pipeline.bytes_appended)
+        return {
+            "tokens_per_second_1min": self._tokens.per_second(MINUTE_SECONDS),
+            "tokens_per_second_15min": self._tokens.per_second(QUARTER_SECONDS),
+            "bytes_per_second_1min": self._bytes.per_second(MINUTE_SECONDS),
+        }
 
     def _update(self, **changes: object) -> None:
         changes["updated_seconds"] = time.time()
         self._status = self._status.model_copy(update=changes)
         self._page.write(self._status)
+
+
+class _LastErrors(logging.Handler):
+    """Keeps the last warnings and errors, for the status page."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: deque[str] = deque(maxlen=KEPT_ERRORS)
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage()[:DETAIL_CHARACTERS])
+
+
+def _first_status(run: str, options: ExtractOptions) -> RunStatus:
+    now = time.time()
+    return RunStatus(
+        run=run,
+        updated_seconds=now,
+        started_seconds=now,
+        progress_seconds=now,
+        store=os.path.abspath(options.store),  # noqa: PTH100  # as given: links are not followed
+        spool=str(options.spool),
+        server=options.server,
+        host=socket.gethostname(),
+        boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        worker_pid=os.getpid(),
+        supervisor_pid=os.getppid(),
+    )
+
+
+def _register_stacks(path: Path) -> None:
+    """Let SIGUSR2 write every thread's Python stack into shared memory, whatever hangs."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    faulthandler.register(signal.SIGUSR2, file=descriptor, all_threads=True, chain=False)
 
 
 async def _run_and_exit(options: ExtractOptions, page: StatusPage) -> None:
@@ -112,6 +199,7 @@ def main() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != int(sys.argv[2]):  # it died before that: nobody would ever stop this run
         return
+    _register_stacks(stacks_path(Path(sys.argv[1])))
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     options = ExtractOptions.model_validate_json(sys.stdin.read())
     asyncio.run(_run_and_exit(options, StatusPage(Path(sys.argv[1]))))

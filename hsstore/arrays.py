@@ -17,15 +17,18 @@ from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec
 from zarr.errors import BaseZarrError
 from zarr.storage import LocalStore
 
-from hsstore.codec import ChunkCodec
+from hsstore.activity import operation
+from hsstore.codec import CHANNEL_BIAS, UNCOMPRESSED
 from hsstore.dtype import BFloat16, native_dtype
 from hsstore.errors import CorruptStoreError, InputError
 from hsstore.files import PARTIAL_SUFFIX, make_directory, output_errors, write_durably
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     import numpy.typing as npt
+    from zarr.abc.codec import ArrayBytesCodec
     from zarr.core.buffer import Buffer
 
     from hsstore.dtype import DTypeName
@@ -80,6 +83,18 @@ def _write(path: Path, value: Buffer) -> None:
     write_durably(path, value.to_bytes())
 
 
+def _zarr_codecs(codec: Mapping[str, Any]) -> tuple[ArrayBytesCodec, list[BloscCodec]]:
+    """Return what a store's codec is to zarr: values to bytes, then how these are compressed."""
+    if codec == UNCOMPRESSED:
+        return BytesCodec(), []
+    if codec["name"] != CHANNEL_BIAS:
+        return BytesCodec(), [BloscCodec(**codec["configuration"])]
+    from hsstore.zarr_codec import ChannelBiasCodec  # noqa: PLC0415  # few stores have it
+
+    compressor = codec["configuration"]["compressor"]["configuration"]
+    return ChannelBiasCodec(), [BloscCodec(**compressor)]
+
+
 @dataclass(frozen=True, slots=True)
 class ArrayLayout:
     """Shape and storage of one small array."""
@@ -117,8 +132,9 @@ class Arrays:
         CorruptStoreError
             Its zarr.json is damaged.
         """
-        if not (root / "zarr.json").is_file():
-            raise InputError(f"{root}: no hsstore store is there (it has no zarr.json)")
+        with operation("read", root / "zarr.json"):
+            if not (root / "zarr.json").is_file():
+                raise InputError(f"{root}: no hsstore store is there (it has no zarr.json)")
         try:
             return cls(zarr.open_group(DurableStore(root), mode="r+", zarr_format=3))
         except _BAD_METADATA as error:
@@ -153,10 +169,23 @@ class Arrays:
             )
 
     def add_states(
-        self, name: str, rows: int, geometry: Geometry, dtype: DTypeName, *, sharded: bool
+        self,
+        name: str,
+        rows: int,
+        geometry: Geometry,
+        dtype: DTypeName,
+        codec: Mapping[str, Any],
+        *,
+        sharded: bool,
     ) -> None:
-        """Declare an array of states, (rows, slots, hidden), whose fill value is NaN."""
-        compressor = ChunkCodec(geometry.itemsize).zarr_metadata["configuration"]
+        """Declare an array of states, (rows, slots, hidden), whose fill value is NaN.
+
+        Parameters
+        ----------
+        codec : dict
+            As `hsstore.codec.codec_metadata` gives it.
+        """
+        serializer, compressors = _zarr_codecs(codec)
         shard = (geometry.shard_rows, geometry.slots, geometry.hidden)
         with output_errors(self._path(name)):
             self._group.create_array(
@@ -165,8 +194,8 @@ class Arrays:
                 dtype=BFloat16() if dtype == "bfloat16" else native_dtype(dtype),
                 chunks=geometry.chunk_shape if sharded else (max(rows, 1), *shard[1:]),
                 shards=shard if sharded else None,
-                serializer=BytesCodec(),
-                compressors=[BloscCodec(**compressor), Crc32cCodec()],
+                serializer=serializer,
+                compressors=[*compressors, Crc32cCodec()],
                 fill_value=float("nan"),
                 dimension_names=("row", "slot", "hidden"),
                 chunk_key_encoding=_KEYS,
@@ -187,7 +216,8 @@ class Arrays:
             A chunk does not pass its crc32c or does not decode.
         """
         try:
-            return np.asarray(self._array(name)[where])
+            with operation("read", self._path(name)):
+                return np.asarray(self._array(name)[where])
         except (ValueError, RuntimeError) as error:
             raise CorruptStoreError(f"array {name}: {error}") from error
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Self
 
 from pydantic import ValidationError
 
+from hsstore.activity import operation
 from hsstore.errors import RefusedError
 from hsstore.files import PARTIAL_SUFFIX, make_directory, output_errors, write_durably
 from hsstore.spec import COMPLETION, Record
@@ -119,7 +120,8 @@ class Claims:
             # On a broken disk a claim stays: its lock is free, so the next run inherits it.
             with suppress(OSError, RefusedError):
                 if self._read(span) == self._me:
-                    self._path(span).unlink(missing_ok=True)
+                    with operation("unlink", self._path(span)):
+                        self._path(span).unlink(missing_ok=True)
         self._held.clear()
         if self._lock is not None:
             with suppress(OSError):
@@ -207,7 +209,8 @@ class Claims:
 
     def _read(self, span: int) -> Claim | None:
         try:
-            return Claim.model_validate_json(self._path(span).read_bytes())
+            with operation("read", self._path(span)):
+                return Claim.model_validate_json(self._path(span).read_bytes())
         except FileNotFoundError:
             return None
         except ValidationError as error:

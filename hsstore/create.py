@@ -24,7 +24,7 @@ from hsstore.arrays import (
     ArrayLayout,
     Arrays,
 )
-from hsstore.codec import ChunkCodec
+from hsstore.codec import DEFAULT_CODEC, CodecName, codec_metadata
 from hsstore.digest import plan_hash
 from hsstore.dtype import native_dtype
 from hsstore.files import make_directory, output_errors, rename_directory_without_replacing
@@ -44,11 +44,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LayoutOptions:
-    """Sizes that a user chose; None means the default."""
+    """How a user wants states to be stored; None means the default."""
 
     chunk_rows: int | None = None
     shard_rows: int | None = None
     span_samples: int | None = None
+    codec: CodecName = DEFAULT_CODEC
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,8 @@ def _build_and_rename(
     golden: Golden | None,
 ) -> None:
     layout = layout_for(dataset.length, model, options)
-    spec = _spec(dataset, model, layout, tokenizer_hash, golden)
+    codec = (options or LayoutOptions()).codec
+    spec = _spec(dataset, model, layout, codec, tokenizer_hash, golden)
     building = path.with_name(f".{path.name}.{uuid.uuid4().hex}.building")
     try:
         with output_errors(path):
@@ -134,6 +136,7 @@ def _spec(
     dataset: TokenizedDataset,
     model: Model,
     layout: Layout,
+    codec: CodecName,
     tokenizer_hash: str | None,
     golden: Golden | None,
 ) -> StoreSpec:
@@ -156,7 +159,7 @@ def _spec(
             shard_rows=sizes.shard_rows,
             span_samples=sizes.span_samples,
         ),
-        codec=ChunkCodec(sizes.itemsize).zarr_metadata,
+        codec=codec_metadata(codec, sizes.itemsize),
         plan_hash=plan_hash(
             layout.row_start,
             dataset.length.astype(np.int32),
@@ -178,7 +181,10 @@ def _build(
     golden: Golden | None,
 ) -> None:
     arrays = Arrays.create(root)
-    arrays.add_states("hidden_states", layout.rows, layout.geometry, spec.model.dtype, sharded=True)
+    dtype = spec.model.dtype
+    arrays.add_states(
+        "hidden_states", layout.rows, layout.geometry, dtype, spec.codec, sharded=True
+    )
     _write_samples(arrays, dataset, layout)
     _write_rows(arrays, "input_ids", dataset.input_ids, dataset.length, layout)
     _write_rows(arrays, "loss_mask", dataset.loss_mask, dataset.length, layout)
@@ -257,6 +263,7 @@ def _write_golden(
     arrays: Arrays, golden: Golden | None, geometry: Geometry, spec: StoreSpec
 ) -> None:
     rows = len(golden.input_ids) if golden else 0
-    arrays.add_states("golden", rows, geometry, spec.model.dtype, sharded=False)
+    codec = codec_metadata(DEFAULT_CODEC, geometry.itemsize)
+    arrays.add_states("golden", rows, geometry, spec.model.dtype, codec, sharded=False)
     if golden:
         arrays.write("golden", slice(None), golden.bits.view(native_dtype(spec.model.dtype)))

@@ -49,6 +49,7 @@ _INFINITY: dict[DTypeName, int] = {
     "float32": 0x7F800000,
 }
 _SIGN_BIT: dict[DTypeName, int] = {"bfloat16": 0x8000, "float16": 0x8000, "float32": 0x80000000}
+_EXPONENT_BITS: dict[DTypeName, int] = {"bfloat16": 8, "float16": 5, "float32": 8}
 _NAN: dict[DTypeName, int] = {"bfloat16": 0x7FC0, "float16": 0x7E00, "float32": 0x7FC00000}
 
 
@@ -82,6 +83,11 @@ def largest_magnitude(bits: npt.NDArray[Any], name: DTypeName) -> npt.NDArray[An
     uint16 or uint32 (...)
     """
     return np.asarray((bits & bits.dtype.type(_SIGN_BIT[name] - 1)).max(axis=-1))
+
+
+def exponent_bits(name: DTypeName) -> int:
+    """Return the width of the exponent, which lies below the sign bit."""
+    return _EXPONENT_BITS[name]
 
 
 def infinity_bits(name: DTypeName) -> int:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import uuid
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from hsstore.activity import operation
 from hsstore.errors import OutputError
 
 if TYPE_CHECKING:
@@ -43,34 +43,42 @@ def output_errors(path: Path) -> Iterator[None]:
 
 def _describe(error: OSError, path: Path) -> str:
     advice = _ADVICE.get(error.errno or 0, "look at the disk, then run the same command again")
-    return f"cannot write {path}: {error.strerror}{_space(path)}; {advice}"
+    space, has_inodes = _space(path)
+    if error.errno == errno.ENOSPC and not has_inodes:
+        advice = "it has no inodes left: remove files there, then run the same command again"
+    return f"cannot write {path}: {error.strerror}{space}; {advice}"
 
 
-def _space(path: Path) -> str:
+def _space(path: Path) -> tuple[str, bool]:
+    """Say how many bytes are free, and whether files can still be created."""
     try:
-        usage = shutil.disk_usage(path if path.is_dir() else path.parent)
+        status = os.statvfs(path if path.is_dir() else path.parent)
     except OSError:
-        return ""
-    return f" ({usage.free / 1e9:.2f} GB free of {usage.total / 1e9:.2f} GB)"
+        return "", True
+    free, total = (blocks * status.f_frsize / 1e9 for blocks in (status.f_bavail, status.f_blocks))
+    # A file system that does not count its inodes says 0 of 0.
+    return f" ({free:.2f} GB free of {total:.2f} GB)", not status.f_files or status.f_favail > 0
 
 
 def fsync_directory(directory: Path) -> None:
     """Make renames inside a directory durable."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with operation("fsync", directory):
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def write_durably(path: Path, data: bytes | memoryview) -> None:
     """Write a whole file so that it is either the old one or the new one, also after a crash."""
     partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}{PARTIAL_SUFFIX}")
     try:
-        with partial.open("wb") as file:
+        with operation("write", partial), partial.open("wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            with operation("fsync", partial):
+                os.fsync(file.fileno())
         publish(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)
@@ -79,7 +87,8 @@ def write_durably(path: Path, data: bytes | memoryview) -> None:
 
 def publish(partial: Path, final: Path) -> None:
     """Give a finished, fsynced file its name, replacing an older one, durably."""
-    partial.rename(final)
+    with operation("rename", final):
+        partial.rename(final)
     fsync_directory(final.parent)
 
 
@@ -88,7 +97,8 @@ def make_directory(path: Path) -> None:
     if path.is_dir():
         return
     make_directory(path.parent)
-    path.mkdir(exist_ok=True)
+    with operation("write", path):
+        path.mkdir(exist_ok=True)
     fsync_directory(path.parent)
 
 
@@ -99,7 +109,8 @@ def rename_directory_without_replacing(source: Path, target: Path) -> bool:
     build the same thing exactly one wins.
     """
     try:
-        source.rename(target)
+        with operation("rename", target):
+            source.rename(target)
     except OSError as error:
         if error.errno in {errno.ENOTEMPTY, errno.EEXIST}:
             return False

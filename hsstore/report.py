@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hsstore.dtype import DTypeName
 from hsstore.spec import FinalState, Record, RunRecord, StoreSpec
@@ -47,6 +47,93 @@ class Info(Record):
     created: str
     created_by: str
     runs: tuple[RunRecord, ...]
+
+
+class StageReport(Record):
+    """A stage of a run's pipeline, or a file operation that it is in."""
+
+    name: str
+    items: int
+    oldest_age_seconds: float | None
+    detail: str
+    """The oldest item."""
+
+
+class StallReport(Record):
+    """The last stall of a run, as its watchdog reported it."""
+
+    verdict: Verdict
+    stalled_seconds: float
+    """Without progress, when it was reported; in all where it has recovered."""
+    reported_age_seconds: float
+    reports: int
+    recovered: bool
+    aborted: bool
+    """The worker was killed because of it."""
+    evidence: tuple[str, ...]
+    advice: str
+    kill_cost: str
+
+
+class RunReport(Record):
+    """One run on a store. Ages are in seconds before the report was made."""
+
+    run: str
+    source: Literal["live", "dead", "copy"]
+    """Of a run of this machine that lives, of one that was killed, or from the copy beside the
+    store: of another host, or of a run that has ended."""
+    age_seconds: float
+    """Of all that follows."""
+    host: str
+    pid: int
+    phase: str
+    samples: int
+    complete: int
+    failed: int
+    pending: int
+    complete_now: int
+    """Committed by this run."""
+    tokens_now: int
+    """Appended by this run."""
+    tokens_left: int
+    tokens_per_second_1min: float
+    tokens_per_second_15min: float
+    bytes_per_second_1min: float
+    """Raw bytes."""
+    ratio: float | None
+    """Raw over stored bytes of what this run has committed."""
+    eta_seconds: float | None
+    in_flight: int
+    in_flight_cap: int
+    open_blocks: int
+    retries: int
+    spool: str
+    spool_used_bytes: int
+    spool_budget_bytes: int
+    server: str
+    heartbeat_age_seconds: float | None
+    """Since the run saw the server's heartbeat advance."""
+    progress_age_seconds: float
+    """Since bytes were moved or committed, or the heartbeat advanced."""
+    stages: tuple[StageReport, ...]
+    last_errors: tuple[str, ...]
+    message: str
+    exit_code: int | None
+    stall: StallReport | None
+
+
+class StatusReport(Record):
+    """How the runs on a store are doing: `hsstore status`."""
+
+    store: str
+    samples: int | None
+    """Of the plan, by the store's own files; None where they were not read."""
+    complete: int | None
+    failed: int | None
+    unread: str
+    """Why the store's own files were not read; empty where they were."""
+    runs: tuple[RunReport, ...]
+    """Live ones first, then the newest."""
 
 
 class BadKind(StrEnum):
@@ -111,10 +198,92 @@ class Verification(Record):
     bad: tuple[Bad, ...]
 
 
+class Verdict(StrEnum):
+    """What is the matter with a run, as the doctor and the watchdog say it. A closed list."""
+
+    FINISHED = "finished"
+    """Every sample is complete or given up, and nothing runs."""
+    HEALTHY = "healthy"
+    """It makes progress, or the server computes: slow is not stalled."""
+    WAITING_FOR_SERVER = "waiting-for-server"
+    """The server is starting, or not there yet; the run goes on by itself when it comes."""
+    SERVER_DOWN = "server-down"
+    """No server process holds the spool, or its port refuses."""
+    SERVER_HUNG = "server-hung"
+    """The server is there, and neither computes nor answers."""
+    DUMP_MISSING = "dump-missing"
+    """The server answered or is idle, and what was asked for did not appear in the spool."""
+    DUMP_UNREAD = "dump-unread"
+    """Finished dumps lie in the spool, and the client does not take them."""
+    SPOOL_FULL = "spool-full"
+    """The shared memory has no room for the next dump."""
+    OUTPUT_FULL = "output-full"
+    """The output file system has no bytes, inodes or quota left."""
+    OUTPUT_BLOCKED = "output-blocked"
+    """The output file system does not answer, or refuses every write."""
+    CLIENT_DEAD = "client-dead"
+    """Samples are pending, and no process works on them."""
+    CLIENT_STUCK = "client-stuck"
+    """The client's process is there and stands still: stopped, a deadlock, an endless loop."""
+    PLAN_MISMATCH = "plan-mismatch"
+    """The store and the server do not belong together, or the store cannot be read."""
+
+    @property
+    def exit_code(self) -> int:
+        """What `hsstore doctor` returns: below 20 there is nothing to do."""
+        return _VERDICT_CODES[self]
+
+
+_VERDICT_CODES = {
+    Verdict.FINISHED: 0,
+    Verdict.HEALTHY: 10,
+    Verdict.WAITING_FOR_SERVER: 11,
+    Verdict.SERVER_DOWN: 20,
+    Verdict.SERVER_HUNG: 21,
+    Verdict.DUMP_MISSING: 22,
+    Verdict.DUMP_UNREAD: 23,
+    Verdict.SPOOL_FULL: 24,
+    Verdict.OUTPUT_FULL: 25,
+    Verdict.OUTPUT_BLOCKED: 26,
+    Verdict.CLIENT_DEAD: 27,
+    Verdict.CLIENT_STUCK: 28,
+    Verdict.PLAN_MISMATCH: 29,
+}
+
+
+class KillCost(Record):
+    """What killing the run now would cost. Committed samples are never lost."""
+
+    text: str
+    asked_again: tuple[int, ...] = ()
+    """Samples known to be asked for again, by number."""
+    in_flight: int = 0
+    """Requests under way, whether their numbers are known or not."""
+    kept_in_spool: tuple[int, ...] = ()
+    """Samples whose finished dumps lie in the spool: the next run takes them from there."""
+
+
+class Diagnosis(Record):
+    """One verdict and why: `hsstore doctor`, and the watchdog's stall reports."""
+
+    verdict: Verdict
+    summary: str
+    """The verdict in one sentence."""
+    evidence: tuple[str, ...]
+    """What was seen, line by line; also what could not be seen."""
+    advice: str
+    kill_cost: KillCost
+    run: str | None = None
+    """The run that was looked at."""
+    store: str = ""
+
+
 DOCUMENTS: dict[str, type[BaseModel]] = {
     "store": StoreSpec,
     "run": RunRecord,
     "info": Info,
     "verify": Verification,
+    "doctor": Diagnosis,
+    "status": StatusReport,
 }
 """Every document that has a schema: `schemas/<name>.schema.json`."""

@@ -192,6 +192,47 @@ CLEAN_ENDS = frozenset({FINISHED, INTERRUPTED})
 """Results of runs that left no block half committed."""
 
 
+CanaryVerdict = Literal["same", "rows", "one-sample", "wrong", "not-compared", "isolated", "off"]
+"""What came of asking again for the same states under load.
+
+`same`: nothing beyond the threshold; `rows`: single rows were; `one-sample`: the median row of one
+sample was; `wrong`: those of several, which ends the run; `not-compared`: the run ended, or had no
+room, before anything was; `isolated`: the server computes each request alone; `off`: the user said
+so.
+"""
+
+
+class CanarySlot(Record):
+    """How far the states of one slot moved; differences are relative, in the 2-norm of a row."""
+
+    slot: int
+    floor: float
+    """Median row of two identical requests asked for alone; the largest of any sample."""
+    threshold: float
+    """What rounding, or the floor, may explain."""
+    median: float
+    """Median row of alone against within a batch; the largest of any sample and check."""
+    worst: float
+    """The row that moved most."""
+    samples: int
+    """Samples compared."""
+    verdict: CanaryVerdict
+
+
+class CanaryRecord(Record):
+    """What a run's canary found: prefixes asked for alone, and again within full batches."""
+
+    verdict: CanaryVerdict
+    """The worst of all slots."""
+    samples: tuple[int, ...] = ()
+    """Whose prefixes were asked for."""
+    rows: int = 0
+    """Tokens of a prefix, at most."""
+    checks: int = 0
+    """Times that the prefixes were asked for within a batch, and came."""
+    slots: tuple[CanarySlot, ...] = ()
+
+
 class RunRecord(Record):
     """`attributes["hsstore_run"]` of a group in `runs/`: one extraction run."""
 
@@ -209,3 +250,5 @@ class RunRecord(Record):
     server_instance: str
     server_flags: dict[str, Any]
     options: dict[str, Any]
+    canary: CanaryRecord | None = None
+    """None until the run has ended, and where an earlier version made the record."""

@@ -13,15 +13,16 @@ import numpy as np
 from pydantic import ValidationError
 
 from hsstore.arrays import Arrays
+from hsstore.codec import DEFAULT_CODEC, ChunkCodec, codec_metadata, parse_codec
 from hsstore.dtype import bits_dtype, native_dtype
-from hsstore.errors import CorruptStoreError, InputError, NotExtractedError
+from hsstore.errors import CorruptStoreError, InputError, NotExtractedError, RefusedError
 from hsstore.layout import plan_layout
 from hsstore.reader import PayloadReader
 from hsstore.seal import attributes_hash
 from hsstore.spec import FORMAT, FailureReason, RunRecord, StoreSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -82,6 +83,8 @@ class Store:
             There is no store, or it is of a format that this version does not know.
         CorruptStoreError
             Its metadata is damaged.
+        RefusedError
+            Its states are encoded with a codec that this version does not have.
         """
         path = Path(path)
         arrays = Arrays.open(path)
@@ -101,6 +104,10 @@ class Store:
                 f"{path}: the attributes have changed since the store was created; restore its "
                 "zarr.json from a copy, or create the store anew"
             )
+        try:
+            parse_codec(spec.codec)
+        except RefusedError as error:
+            raise RefusedError(f"{path}: {error}") from None
         return cls(path, arrays, spec)
 
     def __len__(self) -> int:
@@ -189,7 +196,54 @@ class Store:
     @cached_property
     def payload(self) -> PayloadReader:
         """The reader of raw states; it does not look at the bitmap."""
-        return PayloadReader(self.path, self.layout, self.length, self.spec.model.dtype)
+        return PayloadReader(
+            self.path, self.layout, self.length, self.spec.model.dtype, codec=self.codec
+        )
+
+    @cached_property
+    def codec(self) -> ChunkCodec:
+        """What encodes and decodes the chunks of `hidden_states`."""
+        model = self.spec.model
+        return ChunkCodec(self.spec.geometry.chunk_shape, model.dtype, self.spec.codec)
+
+    def states(
+        self,
+        index: int,
+        *,
+        rows: slice = slice(None),
+        slots: Sequence[int] | None = None,
+        out: npt.NDArray[Any] | None = None,
+    ) -> npt.NDArray[Any]:
+        """Read the states of a sample, or a part of them: only the chunks in it are read.
+
+        Parameters
+        ----------
+        rows : slice
+            Of the sample's rows, in steps of 1.
+        slots : ints, optional
+            Which slots, in this order; all if it is left out.
+        out : (rows, slots, hidden), optional
+            Where to put them: states of the store's dtype, or their raw bits.
+
+        Returns
+        -------
+        bfloat16, float16 or float32 (rows, slots, hidden)
+            In the memory of `out`, if it was given; otherwise the memory is used again for other
+            samples when this array and all its views are gone.
+
+        Raises
+        ------
+        IndexError
+        NotExtractedError
+            The sample is pending, or it failed.
+        CorruptStoreError
+            Its payload does not pass the crc.
+        """
+        sample = range(len(self))[index]
+        self._require_complete(sample)
+        bits = None if out is None else out.view(self.bits)
+        read = self.payload.read(sample, rows=rows, slots=slots, out=bits)
+        return read.view(native_dtype(self.spec.model.dtype))
 
     @property
     def bits(self) -> np.dtype[Any]:
@@ -277,7 +331,9 @@ class Store:
         if golden is not None:
             dtype = self.spec.model.dtype
             name = f"{path}/golden"
-            self._arrays.add_states(name, len(golden), self.spec.geometry, dtype, sharded=False)
+            geometry = self.spec.geometry
+            codec = codec_metadata(DEFAULT_CODEC, geometry.itemsize)
+            self._arrays.add_states(name, len(golden), geometry, dtype, codec, sharded=False)
             self._arrays.write(name, slice(None), golden.view(native_dtype(dtype)))
 
     def runs(self) -> list[RunRecord]:

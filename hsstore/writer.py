@@ -10,11 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from hsstore.codec import ChunkCodec
 from hsstore.digest import payload_digest
-from hsstore.dtype import bits_dtype, nan_bits
 from hsstore.shard import shard_path
 from hsstore.shard.writer import ShardWriter
 
@@ -23,11 +19,15 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
     from pathlib import Path
 
+    import numpy as np
     import numpy.typing as npt
 
-    from hsstore.dtype import DTypeName
+    from hsstore.codec import ChunkCodec
     from hsstore.layout import Block, ChunkPlace, Layout
     from hsstore.reader import PayloadReader
+
+    Encoded = tuple[npt.NDArray[np.uint8], int]
+    """A buffer of the codec, and how much of it is one encoded chunk."""
 
 LOOKAHEAD_CHUNKS = 8
 """Chunks being encoded, or encoded and not yet written: the memory of the writer."""
@@ -38,6 +38,8 @@ class BlockWriter:
 
     Parameters
     ----------
+    codec : ChunkCodec
+        The store's: `Store.codec`.
     run : str
         Names the partial files, so that leftovers tell whose they were.
     encoders : Executor
@@ -48,7 +50,7 @@ class BlockWriter:
         self,
         root: Path,
         layout: Layout,
-        dtype: DTypeName,
+        codec: ChunkCodec,
         block: Block,
         *,
         run: str,
@@ -57,13 +59,11 @@ class BlockWriter:
         self.block = block
         self._root = root
         self._layout = layout
-        self._bits = bits_dtype(dtype)
-        self._nan = self._bits.type(nan_bits(dtype))
-        self._codec = ChunkCodec(self._bits.itemsize)
+        self._codec = codec
         self._run = run
         self._encoders = encoders
         self._shards: dict[int, ShardWriter] = {}
-        self._pending: deque[tuple[ChunkPlace, Future[bytes]]] = deque()
+        self._pending: deque[tuple[ChunkPlace, Future[Encoded]]] = deque()
         self._hashing: dict[int, Future[int]] = {}
         self._digests: dict[int, int] = {}
 
@@ -80,7 +80,7 @@ class BlockWriter:
         Parameters
         ----------
         bits : uint16 or uint32 (length, slots, hidden)
-            C-contiguous raw bits.
+            Raw bits; encoded where they lie.
         """
         self._hashing[sample] = self._encoders.submit(payload_digest, bits)
         for place in self._layout.chunks_of(sample, len(bits)):
@@ -133,18 +133,15 @@ class BlockWriter:
         for shard in self._shards.values():
             shard.discard()
 
-    def _encode(self, part: npt.NDArray[Any]) -> bytes:
-        shape = self._layout.geometry.chunk_shape
-        if part.shape == shape and part.flags.c_contiguous:
-            return self._codec.encode(part)
-        chunk = np.empty(shape, dtype=self._bits)
-        chunk[: len(part)] = part
-        chunk[len(part) :] = self._nan
-        return self._codec.encode(chunk)
+    def _encode(self, part: npt.NDArray[Any]) -> Encoded:
+        buffer = self._codec.take_buffer()
+        return buffer, self._codec.encode_into(part, buffer)
 
     def _write_next(self) -> None:
-        place, encoded = self._pending.popleft()
-        self._shard(place.shard).append(place.chunk, encoded.result())
+        place, encoding = self._pending.popleft()
+        buffer, size = encoding.result()
+        self._shard(place.shard).append(place.chunk, buffer[:size].data)
+        self._codec.give_buffer(buffer)
 
     def _shard(self, shard: int) -> ShardWriter:
         if shard not in self._shards:

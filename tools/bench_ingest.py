@@ -185,17 +185,17 @@ def save_one(path: Path, dump: Dump) -> None:
 def run_limit(given: Input, directory: Path) -> int:
     """Encode the same chunks on all cores into one file, and fsync once."""
     layout = layout_for(given.dataset.length, model_of(given.info))
-    codec = ChunkCodec(layout.geometry.itemsize)
+    codec = ChunkCodec(layout.geometry.chunk_shape, "bfloat16")
     started = time.perf_counter_ns()
     with ThreadPoolExecutor(os.cpu_count()) as pool, (directory / "limit").open("wb") as file:
         for sample, rid in enumerate(given.rids):
             dump = given.spool.open_dump(rid)
             hidden = dump.hidden
             places = layout.chunks_of(sample, len(hidden))
-            parts = [np.ascontiguousarray(hidden[p.rows, p.slots]) for p in places]
+            parts = [hidden[p.rows, p.slots] for p in places]
             for encoded in pool.map(codec.encode, parts):
                 file.write(encoded)
-            del hidden
+            del hidden, parts
             dump.close()
         file.flush()
         os.fsync(file.fileno())

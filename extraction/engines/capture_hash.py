@@ -10,7 +10,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 _SAMPLES: Final = 64
@@ -31,7 +31,13 @@ _IRRELEVANT: Final = {
 
 
 def capture_hash(
-    model_dir: Path, *, layers: Sequence[int], final: str, dtype: str, compute_dtype: str
+    model_dir: Path,
+    *,
+    layers: Sequence[int],
+    final: str,
+    dtype: str,
+    compute_dtype: str,
+    changes: Mapping[str, Any] | None = None,
 ) -> str:
     """Hash all that decides the numbers, to 64 hex digits (SHA-256).
 
@@ -51,8 +57,10 @@ def capture_hash(
         Of the captured states.
     compute_dtype
         What the model computes in.
+    changes
+        What else decides the numbers, beside the checkpoint: how a server quantises it, for example.
     """
-    content = {
+    content: dict[str, Any] = {
         "config": _relevant(json.loads((model_dir / "config.json").read_bytes())),
         "weights": {path.name: _weight_digest(path) for path in _weight_files(model_dir)},
         "layers": list(layers),
@@ -60,6 +68,8 @@ def capture_hash(
         "dtype": dtype,
         "compute_dtype": compute_dtype,
     }
+    if changes:  # hashes without any stay what they were
+        content["changes"] = dict(changes)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -173,4 +173,5 @@ def _server_info(
         url=url,
         log_path=options.log_path,
         flags=about.flags | {"piece_tokens": options.piece_tokens},
+        isolated=True,
     )

@@ -31,12 +31,14 @@ from extraction.spool.heartbeat import Heartbeat
 from extraction.spool.info import DTYPES, PROTOCOL, ClientInfo, Norm, ServerInfo
 from extraction.spool.memory import headroom_bytes
 from extraction.spool.names import RequestId
-from extraction.spool.server import PutState, SpoolServer
+from extraction.spool.server import AttachedServer, SpoolServer
+from extraction.spool.writer import PutState, SpoolWriter
 
 __all__ = [
     "DTYPES",
     "DUMP_OVERHEAD_BYTES",
     "PROTOCOL",
+    "AttachedServer",
     "BadHeaderError",
     "CaptureError",
     "CaptureFailure",
@@ -62,6 +64,7 @@ __all__ = [
     "SpoolScan",
     "SpoolServer",
     "SpoolView",
+    "SpoolWriter",
     "TruncatedDumpError",
     "WrongShapeError",
     "default_spool",

@@ -74,12 +74,14 @@ class Capture:
         Raises
         ------
         CaptureError
-            FULL: no room for it.
+            FULL: no room for it. ENGINE: another process of the server is writing it.
         """
         self.coverage = Coverage(layout.rows)
         self._path = directory.part(rid)
         self._finished = directory.finished(rid)
         self._layout = layout
+        if self._path.exists():  # ours are in memory: this is another process's of the server
+            raise CaptureError(ErrorReason.ENGINE, "the server computes this request twice at once")
         free = FreeFiles(directory.path / FREE)
         free.take(layout.size_bytes, self._path)
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)

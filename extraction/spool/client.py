@@ -23,13 +23,15 @@ from extraction.spool.directory import (
     PART,
     SERVER_JSON,
     SERVER_LOCK,
+    TEMPORARY,
     SpoolDirectory,
     is_own,
+    writer_of,
 )
 from extraction.spool.dump import Dump
 from extraction.spool.errors import DumpError, DumpInUseError, ErrorReason, NoServerError
 from extraction.spool.free import FreeFiles
-from extraction.spool.heartbeat import Heartbeat, read_heartbeat
+from extraction.spool.heartbeat import Heartbeat, read_heartbeat, sum_heartbeats
 from extraction.spool.info import ClientInfo, ServerInfo
 from extraction.spool.lock import FileLock, is_held
 from extraction.spool.memory import headroom_bytes
@@ -136,8 +138,13 @@ class SpoolView:
         return info
 
     def heartbeat(self) -> Heartbeat | None:
-        """Read the server's latest beat."""
-        return read_heartbeat(self.directory.path / HEARTBEAT)
+        """Read the server's latest beat: the sum, where it computes in several processes."""
+        first = read_heartbeat(self.directory.path / HEARTBEAT)
+        if first is None:
+            return None
+        paths = [path for path in self.directory.path.iterdir() if _is_further_heartbeat(path.name)]
+        further = (read_heartbeat(path) for path in paths)
+        return sum_heartbeats([first, *(beat for beat in further if beat is not None)])
 
     def scan(self) -> SpoolScan:
         """List the files of all runs, dead ones included."""
@@ -286,3 +293,7 @@ def _record(entry: os.DirEntry[str], rid: RequestId, files: dict[RequestId, Spoo
     except FileNotFoundError:
         return  # renamed meanwhile: the next scan shows it
     files[rid] = SpoolFile(rid, status.st_blocks * 512, status.st_mtime)
+
+
+def _is_further_heartbeat(name: str) -> bool:
+    return writer_of(name) is not None and not name.endswith(TEMPORARY)

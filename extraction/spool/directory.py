@@ -6,6 +6,7 @@
     ├── server.lock    flock held for the server's life; content: who holds it
     ├── server.json    ServerInfo, once the model is loaded
     ├── heartbeat      fixed binary record
+    ├── heartbeat-<n>-<instance>   the same, of the n-th further process that computes
     ├── client.lock    flock held for the client's life; content: who holds it
     ├── client.json    ClientInfo: the only run whose requests are captured
     ├── <rid>.part     a dump being written
@@ -17,6 +18,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +38,8 @@ CLIENT_LOCK = "client.lock"
 CLIENT_JSON = "client.json"
 FREE = "free"
 _OWN_NAMES = frozenset({SERVER_LOCK, SERVER_JSON, HEARTBEAT, CLIENT_LOCK, CLIENT_JSON, FREE})
+
+_FURTHER_HEARTBEAT = re.compile(re.escape(HEARTBEAT) + r"-([1-9][0-9]{0,5})-([0-9a-f-]{36})")
 
 _PRIVATE = 0o700
 _SHARED = 0o2770  # setgid: what one side creates belongs to the group of both
@@ -152,7 +156,23 @@ class SpoolDirectory:
 
 def is_own(name: str) -> bool:
     """Tell whether the protocol knows this name, requests' own files aside."""
-    return name.removesuffix(TEMPORARY) in _OWN_NAMES or is_temporary_error(name)
+    known = name.removesuffix(TEMPORARY) in _OWN_NAMES or writer_of(name) is not None
+    return known or is_temporary_error(name)
+
+
+def further_heartbeat(number: int, instance: str) -> str:
+    """Name the heartbeat of a further process of a server, from 1."""
+    return f"{HEARTBEAT}-{number}-{instance}"
+
+
+def writer_of(name: str) -> tuple[int, str] | None:
+    """Read number and instance out of a further heartbeat's name; None for other names.
+
+    >>> writer_of("heartbeat-2-12345678-1234-1234-1234-123456789abc")
+    (2, '12345678-1234-1234-1234-123456789abc')
+    """
+    match = _FURTHER_HEARTBEAT.fullmatch(name.removesuffix(TEMPORARY))
+    return None if match is None else (int(match[1]), match[2])
 
 
 def is_temporary_error(name: str) -> bool:

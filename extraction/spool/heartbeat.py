@@ -2,6 +2,7 @@
 
 Layout: seven unsigned 64-bit integers in the machine's byte order, a magic number and the fields of
 `Heartbeat`. Each is stored whole, so a reader may see a mixture of two beats, never a torn number.
+A server that computes in several processes has such a file of each; readers see their sum.
 Beats come from the threads that do the work, never from a timer; an engine that can tell
 progress within a forward beats there too, so a beat with equal counters is progress all the same.
 """
@@ -16,6 +17,7 @@ from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 _MAGIC: Final = int.from_bytes(b"HSBEAT\0\1", "big")
@@ -71,3 +73,15 @@ def read_heartbeat(path: Path) -> Heartbeat | None:
         return None
     magic, *values = _RECORD.unpack(content)
     return Heartbeat(*values) if magic == _MAGIC else None
+
+
+def sum_heartbeats(beats: Sequence[Heartbeat]) -> Heartbeat:
+    """Add up the counters of a server's processes: any of them that advances is progress."""
+    return Heartbeat(
+        forwards=sum(beat.forwards for beat in beats),
+        rows=sum(beat.rows for beat in beats),
+        queue_depth=sum(beat.queue_depth for beat in beats),
+        free_bytes=min(beat.free_bytes for beat in beats),
+        monotonic_ns=max(beat.monotonic_ns for beat in beats),
+        wall_ns=max(beat.wall_ns for beat in beats),
+    )

@@ -65,6 +65,8 @@ class ServerInfo:
     """Empty where the log goes to the terminal."""
     flags: dict[str, Any] = field(default_factory=dict)
     """Flags of the engine that matter to the numbers or to the speed."""
+    isolated: bool = False
+    """Each request is computed alone: no number depends on what else is in flight."""
 
     def __post_init__(self) -> None:
         ascending = tuple(sorted(set(self.layers)))

@@ -1,66 +1,43 @@
-"""The server's side of a spool: announce itself, capture rows, beat.
+"""The server's side of a spool: one process owns and announces it, further ones may join.
 
-Invariant: no capture ends without a trace. It becomes a finished dump, an `.error` file with the
-reason, or it was given up by the client itself. Nothing here raises for what a request or a full
-spool did: an exception in an inference server's loop would kill the server.
+Engines with data parallelism compute in several processes. The first one holds the lock and writes
+`server.json`; the others attach to it. They share nothing but the directory: a request is computed
+by one of them, and only that one writes its files.
 """
+# typing.override comes with Python 3.12, and nothing but the standard library is here.
 
 from __future__ import annotations
 
-import contextlib
-import json
-import logging
 import os
 import socket
-import threading
+import time
 import uuid
-from collections import OrderedDict
-from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final
 
-from extraction.spool.capture import Capture
 from extraction.spool.directory import (
-    CLIENT_JSON,
     HEARTBEAT,
     PART,
     SERVER_JSON,
     SERVER_LOCK,
     TEMPORARY,
     SpoolDirectory,
+    further_heartbeat,
     is_temporary_error,
+    writer_of,
 )
-from extraction.spool.dump import DumpLayout, DumpMetadata
-from extraction.spool.errors import CaptureError, ErrorReason
-from extraction.spool.heartbeat import HeartbeatWriter
-from extraction.spool.info import ClientInfo, ServerInfo
-from extraction.spool.lock import FileLock
+from extraction.spool.errors import NoServerError, SpoolMissingError
+from extraction.spool.info import ServerInfo
+from extraction.spool.lock import FileLock, is_held, read_holder
 from extraction.spool.names import RequestId
+from extraction.spool.writer import SpoolWriter
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import numpy.typing as npt
-
-logger = logging.getLogger(__name__)
-
-_REMEMBERED: Final = 20_000
-"""Ended request ids that are remembered, so that late rows of theirs are ignored."""
+_POLL_SECONDS: Final = 0.05
 
 
-class PutState(Enum):
-    """What became of a piece."""
-
-    PARTIAL = auto()
-    """Stored; rows are still missing."""
-    FINISHED = auto()
-    """It was the last one: the dump is visible to the client."""
-    FAILED = auto()
-    """The capture has ended as an `.error` file."""
-    IGNORED = auto()
-    """Not a request of this spool's client, or one that has already ended."""
-
-
-class SpoolServer:
+class SpoolServer(SpoolWriter):
     """One server's exclusive use of a spool. A context manager; safe to use from several threads.
 
     Attributes
@@ -72,7 +49,9 @@ class SpoolServer:
         Names of the files that a dead server had left and that were removed.
     """
 
-    def __init__(self, path: Path, *, group: int | None = None) -> None:
+    def __init__(
+        self, path: Path, *, group: int | None = None, instance: str | None = None
+    ) -> None:
         """Create or open the spool and lock it; remove what a dead server left unfinished.
 
         Parameters
@@ -81,6 +60,8 @@ class SpoolServer:
             The spool directory.
         group
             Share the spool with this group id, for a client that runs as another user.
+        instance
+            UUID of this start, where further processes know it too; a new one by default.
 
         Raises
         ------
@@ -89,22 +70,13 @@ class SpoolServer:
         SpoolBusyError
             Another server holds it.
         """
-        self.directory = SpoolDirectory.create(path, group=group)
-        self.instance = str(uuid.uuid4())
+        super().__init__(SpoolDirectory.create(path, group=group), instance or str(uuid.uuid4()))
         self._lock_file = FileLock.acquire(
             path / SERVER_LOCK,
             mode=self.directory.file_mode,
             holder={"pid": os.getpid(), "host": socket.gethostname(), "instance": self.instance},
         )
-        self.removed = tuple(sorted(_remove_leftovers(path)))
-        self._guard = threading.RLock()
-        self._open: dict[RequestId, Capture] = {}
-        self._ended: OrderedDict[RequestId, None] = OrderedDict()
-        self._client: ClientInfo | None = None
-        self._client_stamp: tuple[int, int] | None = None
-        self._info: ServerInfo | None = None
-        self._heartbeat: HeartbeatWriter | None = None
-        self._rows = 0
+        self.removed = tuple(sorted(_remove_leftovers(path, self.instance)))
 
     def announce(self, info: ServerInfo) -> None:
         """Say what this server captures, once its model is loaded. From now on it captures.
@@ -114,179 +86,117 @@ class SpoolServer:
         OSError
             The spool has no room even for that.
         """
-        temporary = self.directory.path / (HEARTBEAT + TEMPORARY)
-        self._heartbeat = HeartbeatWriter(self.directory.create_file(temporary))
         self._info = info
-        self.beat(forwards=0, queue_depth=0)
-        temporary.rename(self.directory.path / HEARTBEAT)
+        self._start_beating(HEARTBEAT)
         self.directory.write(self.directory.path / SERVER_JSON, info.to_json())
 
-    def beat(self, *, forwards: int, queue_depth: int) -> None:
-        """Show progress: to be called where the work is done, never from a timer."""
-        if self._heartbeat is None:
-            return
-        try:
-            status = os.statvfs(self.directory.path)
-        except FileNotFoundError:
-            return  # the spool was removed under us: nobody looks any more
-        self._heartbeat.beat(
-            forwards=forwards,
-            rows=self._rows,
-            queue_depth=queue_depth,
-            free_bytes=status.f_bavail * status.f_frsize,
-        )
+    def attached(self) -> frozenset[int]:
+        """Return the numbers of the further writers that have joined."""
+        names = (path.name for path in self.directory.path.iterdir())
+        writers = (writer_of(name) for name in names)
+        return frozenset(one[0] for one in writers if one and one[1] == self.instance)
 
-    def is_ours(self, rid: str) -> bool:
-        """Tell whether `rid` is a request of the client that is registered now. Cheap."""
-        client, request = self._registered_client(), RequestId.parse(rid)
-        return client is not None and request is not None and request.run == client.run
+    def wait_for_attached(self, writers: int, timeout_seconds: float) -> None:
+        """Wait until the further writers 1..`writers` have joined: what they compute would be lost.
 
-    def put(
-        self, rid: str, start: int, hidden: npt.NDArray[Any], input_ids: npt.NDArray[Any]
-    ) -> PutState:
-        """Store rows [start, start + n) of a request; in any order, also again.
+        Raises
+        ------
+        NoServerError
+            One did not in time.
+        """
+        wanted = frozenset(range(1, writers + 1))
+        deadline = time.monotonic() + timeout_seconds
+        while missing := wanted - self.attached():
+            if time.monotonic() > deadline:
+                raise NoServerError(
+                    f"of {writers} further processes that compute, {sorted(missing)} have not "
+                    f"attached to {self.directory.path} in {timeout_seconds:.0f} s: see their logs"
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def retract(self) -> None:
+        """Take the announcement back: clients that come now find no server."""
+        (self.directory.path / SERVER_JSON).unlink(missing_ok=True)
+
+    def _withdraw(self) -> None:  # type: ignore[explicit-override]
+        self.retract()
+        self._stop_beating(HEARTBEAT)
+        self._lock_file.release()
+        self.directory.remove_if_empty()
+
+
+class AttachedServer(SpoolWriter):
+    """A further process of the server that holds the spool."""
+
+    def __init__(self, path: Path, instance: str, number: int, *, timeout_seconds: float) -> None:
+        """Wait for the process that owns the spool; `join` tells it that this one is there.
 
         Parameters
         ----------
-        rid
-            The request's id, as the client sent it; alien ones are ignored.
-        start
-            Position of the first row in the sequence.
-        hidden
-            Shape (n, slots, hidden), the announced dtype; uint16 or int16 bits for bfloat16.
-        input_ids
-            Shape (n,), the tokens these rows belong to.
+        instance
+            UUID that the owner was started with.
+        number
+            Which one this is, from 1: different for every further writer.
+
+        Raises
+        ------
+        NoServerError
+            No process of this start holds the spool.
+        SpoolForeignError
+            The directory is not ours, or open to others.
         """
-        with self._guard:
-            self._drop_unwanted_captures()
-            request = RequestId.parse(rid)
-            if request is None or request in self._ended or not self.is_ours(rid):
-                return PutState.IGNORED
+        super().__init__(_wait_for_owner(path, instance, timeout_seconds), instance)
+        self._name = further_heartbeat(number, instance)
+
+    def join(self) -> None:
+        """Say that this process captures from now on.
+
+        Raises
+        ------
+        OSError
+            The spool has no room even for that.
+        """
+        self._start_beating(self._name)
+
+    def _announced(self) -> ServerInfo | None:  # type: ignore[explicit-override]
+        if self._info is None:
             try:
-                return self._store(request, start, hidden, input_ids)
-            except CaptureError as error:
-                self._fail(request, error.reason, str(error))
-            except OSError as error:
-                self._fail(request, ErrorReason.ENGINE, f"the spool refused a write: {error}")
-            return PutState.FAILED
+                info = ServerInfo.from_json((self.directory.path / SERVER_JSON).read_bytes())
+            except FileNotFoundError:
+                return None
+            self._info = info if info.instance == self.instance else None
+        return self._info
 
-    def seal(self, rid: str) -> None:
-        """Say that no more rows will come: if some are missing, the capture fails INCOMPLETE."""
-        with self._guard:
-            request = RequestId.parse(rid)
-            capture = self._open.get(request) if request else None
-            if request is not None and capture is not None:
-                self._fail(request, ErrorReason.INCOMPLETE, capture.coverage.describe())
-
-    def fail(self, rid: str, reason: ErrorReason, detail: str) -> None:
-        """End a request of our client as an `.error` file; later rows of it are ignored."""
-        with self._guard:
-            request = RequestId.parse(rid)
-            if request is not None and request not in self._ended and self.is_ours(rid):
-                self._fail(request, reason, detail)
-
-    def abort(self, rid: str) -> None:
-        """End a request without a trace: its client asked for that."""
-        with self._guard:
-            request = RequestId.parse(rid)
-            if request is not None and self.is_ours(rid):
-                self._end(request)
-
-    def close(self) -> None:
-        """Withdraw: unfinished captures and the announcement go, finished dumps stay."""
-        with self._guard:
-            for request in list(self._open):
-                self._end(request)
-            for name in (SERVER_JSON, HEARTBEAT):
-                (self.directory.path / name).unlink(missing_ok=True)
-            if self._heartbeat is not None:
-                self._heartbeat.close()
-                self._heartbeat = None
-            self._lock_file.release()
-            self.directory.remove_if_empty()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _store(
-        self,
-        request: RequestId,
-        start: int,
-        hidden: npt.NDArray[Any],
-        input_ids: npt.NDArray[Any],
-    ) -> PutState:
-        capture = self._open.get(request)
-        if capture is None:
-            capture = self._open[request] = self._begin(request)
-        capture.write(start, hidden, input_ids)
-        self._rows += len(input_ids)
-        if not capture.coverage.complete:
-            return PutState.PARTIAL
-        capture.finish()
-        self._end(request)
-        return PutState.FINISHED
-
-    def _begin(self, request: RequestId) -> Capture:
-        info, client = self._info, self._client
-        if info is None or client is None:
-            raise CaptureError(ErrorReason.ENGINE, "rows before the server announced itself")
-        layout = DumpLayout(request.rows, info.slots, info.hidden, info.dtype)
-        metadata = DumpMetadata(str(request), self.instance, info.capture_hash, client.store)
-        return Capture(request, self.directory, layout, metadata)
-
-    def _fail(self, request: RequestId, reason: ErrorReason, detail: str) -> None:
-        self._end(request)  # first: it frees the memory that the error file may need
-        logger.warning("capture of %s failed: %s: %s", request, reason, detail)
-        content = {"reason": reason, "detail": detail, "instance": self.instance}
-        path = self.directory.error(request)
-        try:
-            self.directory.write(path, json.dumps(content).encode())
-        except OSError:
-            # No page left for the reason. A name needs none, and an empty file says "full".
-            with contextlib.suppress(OSError):
-                os.close(self.directory.create_file(path))
-
-    def _end(self, request: RequestId) -> None:
-        capture = self._open.pop(request, None)
-        if capture is not None:
-            capture.drop()
-        self._ended[request] = None
-        if len(self._ended) > _REMEMBERED:
-            self._ended.popitem(last=False)
-
-    def _drop_unwanted_captures(self) -> None:
-        """End those whose client is gone or has removed the file: they hold memory."""
-        client = self._registered_client()
-        for request, capture in list(self._open.items()):
-            if client is None or request.run != client.run or not capture.still_wanted():
-                self._end(request)
-
-    def _registered_client(self) -> ClientInfo | None:
-        """Read `client.json` again when it is another file than the last time."""
-        path = self.directory.path / CLIENT_JSON
-        try:
-            status = path.stat()
-            stamp = (status.st_ino, status.st_mtime_ns)
-            if stamp != self._client_stamp:
-                self._client, self._client_stamp = ClientInfo.from_json(path.read_bytes()), stamp
-        except FileNotFoundError:
-            self._client = self._client_stamp = None
-        except (OSError, TypeError, ValueError) as error:
-            logger.warning("%s is unreadable, capturing nothing: %s", path, error)
-            self._client = self._client_stamp = None
-        return self._client
+    def _withdraw(self) -> None:  # type: ignore[explicit-override]
+        self._stop_beating(self._name)
+        self.directory.remove_if_empty()
 
 
-def _remove_leftovers(path: Path) -> list[str]:
+def _wait_for_owner(path: Path, instance: str, timeout_seconds: float) -> SpoolDirectory:
+    lock, deadline = path / SERVER_LOCK, time.monotonic() + timeout_seconds
+    while not (is_held(lock) and read_holder(lock).get("instance") == instance):
+        if time.monotonic() > deadline:
+            raise NoServerError(
+                f"no process of this server ({instance}) holds {lock} after {timeout_seconds:.0f} s"
+                f"; its holder is {read_holder(lock) or 'nobody'}: see the log of data-parallel "
+                "rank 0"
+            )
+        time.sleep(_POLL_SECONDS)
+    try:
+        return SpoolDirectory.open(path)
+    except SpoolMissingError as error:
+        raise NoServerError(str(error)) from None
+
+
+def _remove_leftovers(path: Path, instance: str) -> list[str]:
     """Remove what only its dead server could have continued; returns the names."""
     removed = []
     for entry in path.iterdir():
         partial = entry.suffix == PART and RequestId.parse(entry.stem) is not None
         announcement = entry.name.removesuffix(TEMPORARY) in {SERVER_JSON, HEARTBEAT}
-        if partial or announcement or is_temporary_error(entry.name):
+        writer = writer_of(entry.name)  # a process of this start may have been faster than we
+        dead = writer is not None and writer[1] != instance
+        if partial or announcement or dead or is_temporary_error(entry.name):
             entry.unlink(missing_ok=True)
             removed.append(entry.name)
     return removed

@@ -12,6 +12,7 @@ from hsstore.cli.options import (
     GB,
     ChatTemplateKwargs,
     ChunkRows,
+    Codec,
     DataFiles,
     Limit,
     MaxTokens,
@@ -33,11 +34,23 @@ ModelDir = Annotated[Path | None, typer.Option("--model", help="The model's dire
 @app.command()
 def extract(
     store: Annotated[Path, typer.Argument(help="The store, such as states.zarr.")],
-    server: Annotated[str, typer.Option(help="URL of the server; URL=SPOOL names its spool too.")],
+    server: Annotated[
+        str,
+        typer.Option(
+            help="URL of the server; URL=SPOOL names its spool too. Proxies are never used."
+        ),
+    ],
     data: DataFiles = None,
     model: ModelDir = None,
     spool: Annotated[
         Path | None, typer.Option(help="The server's spool [default: by the server's port].")
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="File with the server's API key [default: HSSTORE_API_KEY].")
+    ] = None,
+    ca_cert: Annotated[
+        Path | None,
+        typer.Option(help="PEM file with the private authority that signed an https server's."),
     ] = None,
     train_on: TrainOn = "all",
     max_tokens: MaxTokens = None,
@@ -50,6 +63,7 @@ def extract(
     chunk_rows: ChunkRows = None,
     shard_rows: ShardRows = None,
     span_samples: SpanSamples = None,
+    codec: Codec = "fast",
     spool_budget_gb: Annotated[
         float | None, typer.Option(help="Shared memory to use [default: half of what is free].")
     ] = None,
@@ -72,13 +86,34 @@ def extract(
         bool,
         typer.Option(help="Take the store from a run that died on another host, or before a boot."),
     ] = False,
+    canary: Annotated[
+        bool,
+        typer.Option(
+            help="Ask for a few prefixes alone and within batches, and stop when they differ."
+        ),
+    ] = True,
     dry_run: Annotated[bool, typer.Option(help="Check everything, write nothing.")] = False,
     grace: Annotated[float, typer.Option(help="Seconds to end in after a signal.")] = 20.0,
+    stall_after: Annotated[
+        float, typer.Option(min=0.1, help="Seconds without progress until a stall is reported.")
+    ] = 60.0,
+    stall_abort: Annotated[
+        float, typer.Option(min=0.0, help="Seconds without progress until the run ends; 0: never.")
+    ] = 900.0,
+    restart: Annotated[
+        int, typer.Option(min=0, help="Start again so often after a stall or an interruption.")
+    ] = 0,
+    metrics_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Serve Prometheus metrics on this port.")
+    ] = None,
+    metrics_host: Annotated[
+        str, typer.Option(help="Address for the metrics; 0.0.0.0: all.")
+    ] = "127.0.0.1",
 ) -> None:
     """Create STORE from --data if it is new, then fill it from a server; run again to resume.
 
     Exit codes: 0 complete; 1 finished, some samples failed; 2 wrong input; 3 refused (another
-    model, data or owner); 74 output error; 75 interrupted, run again to continue.
+    model, data or owner); 74 output error; 75 stalled or interrupted, run again to continue.
     """
     from extraction.options import ExtractOptions
     from extraction.supervisor import supervise
@@ -88,6 +123,9 @@ def extract(
         store=store,
         server=url,
         spool=spool_path,
+        api_key_file=api_key_file,
+        ca_cert=ca_cert,
+        canary=canary,
         model=model,
         data=data_options(
             data,
@@ -103,6 +141,7 @@ def extract(
         chunk_rows=chunk_rows,
         shard_rows=shard_rows,
         span_samples=span_samples,
+        codec=codec,
         spool_budget_bytes=int(spool_budget_gb * GB) if spool_budget_gb else None,
         memory_bytes=int(memory_gb * GB),
         max_in_flight=max_in_flight,
@@ -114,6 +153,11 @@ def extract(
         take_over=take_over,
         dry_run=dry_run,
         grace_seconds=grace,
+        stall_after_seconds=stall_after,
+        stall_abort_seconds=stall_abort,
+        restarts=restart,
+        metrics_host=metrics_host,
+        metrics_port=metrics_port,
     )
     raise typer.Exit(supervise(options))
 
@@ -125,11 +169,20 @@ def _server(server: str, spool: Path | None) -> tuple[str, Path]:
     from extraction.spool import default_spool
 
     url, _, path = server.partition("=")
-    parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
+    if "@" in url:  # not shown: status, log and store would have it too
+        raise InputError(
+            "--server: no user or password in a URL, please: put an API key into HSSTORE_API_KEY "
+            "or a file for --api-key-file"
+        )
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise InputError(f"--server {url}: {error}") from None
+    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
         raise InputError(f"--server {url}: not a URL such as http://127.0.0.1:30000")
     if path or spool:
         return url, Path(path) if path else Path(spool or "")
-    if parts.port is None:
+    if port is None:
         raise InputError(f"--server {url}: no port, so --spool is needed")
-    return url, default_spool(parts.port)
+    return url, default_spool(port)

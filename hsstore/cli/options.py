@@ -13,7 +13,10 @@ from hsstore.errors import InputError
 if TYPE_CHECKING:
     from extraction.options import DataOptions
 
-StorePath = Annotated[Path, typer.Argument(metavar="STORE", help="The store's directory.")]
+# `parser`: the usual conversion of a path looks at it, and would wait for a disk that hangs.
+StorePath = Annotated[
+    Path, typer.Argument(metavar="STORE", parser=Path, help="The store's directory.")
+]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON document, as schemas/ describes it.")
 ]
@@ -41,6 +44,14 @@ TrustRemoteCode = Annotated[
 ChunkRows = Annotated[int | None, typer.Option(help="Rows a chunk [default: by width].")]
 ShardRows = Annotated[int | None, typer.Option(help="Rows a shard [default: by size].")]
 SpanSamples = Annotated[int | None, typer.Option(help="Samples a span [default: by size].")]
+# The names in hsstore.codec, whose import would slow down --help.
+Codec = Annotated[
+    Literal["fast", "max", "zstd", "lz4", "none"],
+    typer.Option(
+        help="How states are compressed; max: 5 % smaller, slower, and other Zarr readers need "
+        "hsstore's filter for it."
+    ),
+]
 MemoryGb = Annotated[float, typer.Option(help="Memory for dumps being encoded.")]
 Layers = Annotated[
     str | None,

@@ -12,6 +12,7 @@ from hsstore.cli.options import (
     GB,
     ChatTemplateKwargs,
     ChunkRows,
+    Codec,
     DataFiles,
     Layers,
     Limit,
@@ -55,6 +56,7 @@ def plan(
     chunk_rows: ChunkRows = None,
     shard_rows: ShardRows = None,
     span_samples: SpanSamples = None,
+    codec: Codec = "fast",
     memory_gb: MemoryGb = 2.0,
 ) -> None:
     """Say what extracting --data would take: samples, bytes, files, hours, free space.
@@ -82,7 +84,7 @@ def plan(
         model,
         layers=layer_list(layers),
         dtype=dtype,
-        sizes=LayoutOptions(chunk_rows, shard_rows, span_samples),
+        sizes=LayoutOptions(chunk_rows, shard_rows, span_samples, codec),
         memory_bytes=int(memory_gb * GB),
     )
     hours = needs.tokens / tokens_per_second / 3600

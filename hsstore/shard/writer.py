@@ -6,6 +6,7 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from hsstore.activity import operation
 from hsstore.files import PARTIAL_SUFFIX, output_errors, publish
 from hsstore.shard.index import empty_index, encode_index
 
@@ -24,7 +25,7 @@ class ShardWriter:
         self._partial = final.with_name(f"{final.name}.{run}{PARTIAL_SUFFIX}")
         self._index = empty_index(chunks)
         self._offset = 0
-        with output_errors(final):
+        with output_errors(final), operation("open", self._partial):
             self._file = self._partial.open("wb", buffering=0)
 
     @property
@@ -40,7 +41,7 @@ class ShardWriter:
         chunk : int
             Its number in the shard: C order over (row chunk, slot chunk).
         """
-        with output_errors(self._final):
+        with output_errors(self._final), operation("write", self._partial):
             self._write_all(encoded)
         self._index[chunk] = (self._offset, len(encoded))
         self._offset += len(encoded)
@@ -53,9 +54,11 @@ class ShardWriter:
     def seal(self) -> None:
         """Append the index and fsync: the file is complete and durable, but has no name yet."""
         with output_errors(self._final):
-            self._write_all(encode_index(self._index))
-            os.fsync(self._file.fileno())
-            self._file.close()
+            with operation("write", self._partial):
+                self._write_all(encode_index(self._index))
+            with operation("fsync", self._partial):
+                os.fsync(self._file.fileno())
+                self._file.close()
 
     def publish(self) -> None:
         """Give the sealed file its name, durably."""
@@ -70,5 +73,5 @@ class ShardWriter:
         """
         with suppress(OSError):
             self._file.close()
-        with suppress(OSError):
+        with suppress(OSError), operation("unlink", self._partial):
             self._partial.unlink(missing_ok=True)

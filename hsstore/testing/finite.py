@@ -48,7 +48,7 @@ def commit_states(
         for index in sorted({store.layout.block_of(sample) for sample in [*states, *failed]}):
             block = store.layout.block(index)
             writer = BlockWriter(
-                store.path, store.layout, "bfloat16", block, run="run", encoders=encoders
+                store.path, store.layout, store.codec, block, run="run", encoders=encoders
             )
             for sample in block.samples:
                 if sample in states:

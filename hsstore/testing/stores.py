@@ -101,9 +101,7 @@ def start_block(
 ) -> BlockWriter:
     """Open a block as a run does, its complete samples copied, and take the given samples."""
     place = store.layout.block(block)
-    writer = BlockWriter(
-        store.path, store.layout, store.spec.model.dtype, place, run=run, encoders=encoders
-    )
+    writer = BlockWriter(store.path, store.layout, store.codec, place, run=run, encoders=encoders)
     complete = store.completion(slice(place.samples.start, place.samples.stop)).complete
     kept = [sample for sample, done in zip(place.samples, complete, strict=True) if done]
     writer.copy(kept, store.payload, store.length[kept].tolist())

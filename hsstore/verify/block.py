@@ -6,7 +6,7 @@ A task can be pickled, and its worker needs only the files of the store.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hsstore.report import BadKind
 from hsstore.shard import shard_path
@@ -41,6 +41,8 @@ class BlockTask:
 
     root: Path
     dtype: DTypeName
+    codec: dict[str, Any]
+    """As the store records it."""
     layout: Layout
     """Of the samples of this block alone."""
     first_sample: int
@@ -64,7 +66,7 @@ class BlockResult:
 
 def check_block(task: BlockTask) -> BlockResult:
     """Check every sample of a block against its completion bit and its digest."""
-    reader = StatesReader(task.root, task.layout, task.dtype)
+    reader = StatesReader(task.root, task.layout, task.dtype, task.codec)
     result = BlockResult()
     for index, complete in enumerate(task.completion.complete.tolist()):
         if complete:

@@ -18,7 +18,7 @@ from hsstore.shard.reader import ShardReader
 from hsstore.verify.finding import Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from hsstore.dtype import DTypeName
@@ -70,18 +70,21 @@ class StatesReader:
     ----------
     layout : Layout
         Of the samples of the block alone.
+    codec : dict
+        As the store records it.
     """
 
-    def __init__(self, root: Path, layout: Layout, dtype: DTypeName) -> None:
+    def __init__(
+        self, root: Path, layout: Layout, dtype: DTypeName, codec: Mapping[str, Any]
+    ) -> None:
         self._root = root
         self._layout = layout
         self._dtype = dtype
         bits = bits_dtype(dtype)
         sizes = layout.geometry
         self._nan = bits.type(nan_bits(dtype))
-        self._codec = ChunkCodec(bits.itemsize)
+        self._codec = ChunkCodec(sizes.chunk_shape, dtype, codec)
         self._rows = np.empty((sizes.chunk_rows, sizes.slots, sizes.hidden), bits)
-        self._chunk = np.empty(sizes.chunk_shape, bits)
         self._shards: dict[int, ShardReader | BadPayloadError] = {}
 
     def look_at(self, index: int, length: int) -> States:
@@ -131,12 +134,11 @@ class StatesReader:
             if not shard.has(place.chunk):
                 raise BadPayloadError(BadKind.MISSING_CHUNK, f"{where} is missing")
             try:
-                self._codec.decode(shard.read(place.chunk), self._chunk)
+                self._codec.decode(shard.read(place.chunk), self._rows[:, place.slots])
             except CorruptStoreError as error:
                 raise BadPayloadError(BadKind.CHUNK, f"{where}: {error}") from error
             except OSError as error:
                 raise BadPayloadError(BadKind.UNREADABLE, f"{where}: {error.strerror}") from error
-            self._rows[:, place.slots] = self._chunk
 
     def _judge(self, states: States, row: int, count: int) -> None:
         payload, padding = self._rows[:count], self._rows[count:]

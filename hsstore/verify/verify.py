@@ -94,6 +94,7 @@ def _tasks(store: Store, spans: list[SpanState]) -> Iterator[BlockTask]:
         yield BlockTask(
             root=store.path,
             dtype=store.spec.model.dtype,
+            codec=store.spec.codec,
             layout=Layout(
                 layout.geometry,
                 layout.row_start[samples],

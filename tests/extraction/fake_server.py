@@ -10,7 +10,7 @@ from collections import defaultdict
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from aiohttp import web
@@ -26,13 +26,16 @@ from extraction.spool import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    import ssl
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
     import numpy.typing as npt
 
 HIDDEN = 16
 NAN, INFINITY = 0x7FC0, 0x7F80
+LATE_SECONDS = 7.0
+"""Between an answer and its late dump."""
 
 
 class Fault(Enum):
@@ -48,10 +51,12 @@ class Fault(Enum):
     WRONG_SHAPE = auto()
     OTHER_STORE = auto()
     OTHER_CAPTURE = auto()
+    OTHER_INSTANCE = auto()
     BAD_REQUEST = auto()
     SERVER_ERROR = auto()
     RESET = auto()
     NO_DUMP = auto()
+    LATE_DUMP = auto()
     NO_ANSWER = auto()
     OVERRUN = auto()
     FULL = auto()
@@ -66,6 +71,7 @@ ODD_DUMPS = (
     Fault.WRONG_SHAPE,
     Fault.OTHER_STORE,
     Fault.OTHER_CAPTURE,
+    Fault.OTHER_INSTANCE,
 )
 
 
@@ -105,6 +111,7 @@ def fake_info(spool: SpoolServer, url: str) -> ServerInfo:
         pid=1,
         host="here",
         url=url,
+        isolated=True,
     )
 
 
@@ -116,6 +123,9 @@ def fake_states(
     shape = (len(input_ids), info.slots, info.hidden)
     values = generator.normal(offset, size=shape).astype(np.float32)
     return (values.view(np.uint32) >> 16).astype(np.uint16)
+
+
+BatchFault: TypeAlias = "Callable[[npt.NDArray[np.uint16]], None]"
 
 
 class FakeServer:
@@ -146,9 +156,25 @@ class FakeServer:
         """While set and not fired, no request of a sample is answered."""
         self.held: set[int] | None = None
         """The samples that `hold` is about; None: all."""
+        self.health_status = 200
+        self.health_headers: dict[str, str] = {}
+        self.lists: dict[str, Any] = {}
+        """Answers to GET by path, as a router would give them."""
+        self.queue_depth = 0
+        """What the heartbeat says."""
+        self.batch_fault: BatchFault | None = None
+        """Changes the states of what is computed while other requests are in flight."""
+        self.noise: BatchFault | None = None
+        """Changes all states."""
+        self.refuse_beyond = False
+        """Refuse what is asked for no sample: handshakes and canaries."""
+        self.batching_seconds = 0.0
+        """Time for others to come before a request is computed."""
         self._runner: web.AppRunner | None = None
         self._samples = samples
         self._at_once = 0
+        self._computing = 0
+        self._crowd = 0
         self._forwards = 0
         self._hung = asyncio.Event()
         self._came = asyncio.Condition()
@@ -179,8 +205,16 @@ class FakeServer:
         app = web.Application()
         app.router.add_post("/generate", self._generate)
         app.router.add_post("/abort_request", self._ok)
-        app.router.add_get("/health", self._ok)
+        app.router.add_get("/health", self._health)
+        for path in self.lists:
+            app.router.add_get(path, self._list)
         return app
+
+    async def _list(self, http: web.Request) -> web.Response:
+        return web.json_response(self.lists[http.path])
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response(status=self.health_status, headers=self.health_headers)
 
     async def _ok(self, _: web.Request) -> web.Response:
         return web.Response()
@@ -190,7 +224,9 @@ class FakeServer:
             return web.json_response({"error": {"message": "Unauthorized"}}, status=401)
         body = await http.json()
         rid = RequestId.parse(body["rid"])
-        assert rid is not None
+        if rid is None:  # not of our protocol: computed, and not captured
+            await self._compute()
+            return web.json_response({"text": "", "meta_info": {"id": body["rid"]}})
         assert body["extra_key"] == str(rid)
         assert body["sampling_params"]["max_new_tokens"] == 0
         fault = self._next_fault(rid)
@@ -205,7 +241,7 @@ class FakeServer:
         finally:
             self._at_once -= 1
             self._forwards += 1
-            self.spool.beat(forwards=self._forwards, queue_depth=0)
+            self.spool.beat(forwards=self._forwards, queue_depth=self.queue_depth)
 
     def _is_held(self, sample: int) -> bool:
         return sample < self._samples if self.held is None else sample in self.held
@@ -213,6 +249,8 @@ class FakeServer:
     def _next_fault(self, rid: RequestId) -> Fault | None:
         if rid.sample < self._samples:
             self.requests.append(rid)
+        elif self.refuse_beyond:
+            return Fault.BAD_REQUEST
         queue = self.faults[rid.sample]
         return queue.pop(0) if queue else self.always.get(rid.sample)
 
@@ -229,8 +267,12 @@ class FakeServer:
             assert http.transport is not None
             http.transport.abort()
             return web.Response()
-        if fault is not Fault.NO_DUMP:
-            self._capture(rid, ids, fault)
+        others = await self._compute()
+        if fault is Fault.LATE_DUMP:
+            loop = asyncio.get_running_loop()
+            loop.call_later(LATE_SECONDS, lambda: self._capture(rid, ids, None, in_batch=False))
+        elif fault is not Fault.NO_DUMP:
+            self._capture(rid, ids, fault, in_batch=others)
         if fault is Fault.NO_ANSWER:
             await self._hung.wait()
         return web.json_response({"text": "", "meta_info": {"id": str(rid)}})
@@ -248,13 +290,29 @@ class FakeServer:
             asyncio.get_running_loop().call_later(0.1, say)
         return web.json_response({"error": {"message": "out of memory"}}, status=500)
 
+    async def _compute(self) -> bool:
+        """Take the time that a forward takes; tell whether others were computed along."""
+        self._computing += 1
+        self._crowd = max(self._crowd, self._computing)
+        await asyncio.sleep(self.batching_seconds)
+        crowded = self._crowd > 1
+        self._computing -= 1
+        self._crowd = self._crowd if self._computing else 0
+        return crowded
+
     async def wait_for_requests(self, count: int) -> None:
         """Wait until so many have come."""
         async with asyncio.timeout(60), self._came:
             await self._came.wait_for(lambda: len(self.requests) >= count)
 
-    def _capture(self, rid: RequestId, ids: npt.NDArray[np.int32], fault: Fault | None) -> None:
+    def _capture(
+        self, rid: RequestId, ids: npt.NDArray[np.int32], fault: Fault | None, *, in_batch: bool
+    ) -> None:
         states = fake_states(ids, self.info, self.offset)
+        if self.noise is not None:
+            self.noise(states)
+        if in_batch and self.batch_fault is not None:
+            self.batch_fault(states)
         if fault in {Fault.OVERRUN, Fault.FULL, Fault.ENGINE}:
             self.spool.fail(str(rid), ErrorReason[fault.name], "on demand")
         elif fault in ODD_DUMPS:
@@ -284,6 +342,8 @@ class FakeServer:
             self._write_dump(rid, replace(layout, slots=layout.slots + 1), ids, wider)
         elif fault is Fault.OTHER_STORE:
             self._write_dump(rid, layout, ids, states, store="another")
+        elif fault is Fault.OTHER_INSTANCE:
+            self._write_dump(rid, layout, ids, states, instance="another start")
         else:
             self._write_dump(rid, layout, ids, states, capture_hash="0" * 64)
 
@@ -292,7 +352,8 @@ class FakeServer:
         for sample, ids in tokens.items():
             layout = DumpLayout(len(ids), self.info.slots, self.info.hidden, self.info.dtype)
             rid = RequestId("dead", sample, 1, len(ids))
-            self._write_dump(rid, layout, ids, fake_states(ids, self.info), store=store)
+            states = fake_states(ids, self.info)
+            self._write_dump(rid, layout, ids, states, store=store, instance="an earlier start")
 
     def _write_dump(
         self,
@@ -315,20 +376,32 @@ class FakeServer:
 
 
 @asynccontextmanager
-async def serve_fake(spool: Path, samples: int, **changes: Any) -> AsyncIterator[FakeServer]:
+async def serve_fake(
+    spool: Path,
+    samples: int,
+    *,
+    host: str = "127.0.0.1",
+    tls: ssl.SSLContext | None = None,
+    lists: dict[str, Any] | None = None,
+    announced: bool = True,
+    **changes: Any,
+) -> AsyncIterator[FakeServer]:
     """Serve for a store of so many samples; `changes` are fields of its `ServerInfo`."""
     with SpoolServer(spool) as spool_server:
         fake = FakeServer(spool_server, samples)
+        fake.lists = lists or {}
         runner = web.AppRunner(
             fake.application(), shutdown_timeout=0.1, handler_cancellation=True, access_log=None
         )
         await runner.setup()
         fake._runner = runner
         try:
-            site = web.TCPSite(runner, "127.0.0.1", 0)
+            site = web.TCPSite(runner, host, 0, ssl_context=tls)
             await site.start()
-            fake.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-            spool_server.announce(replace(fake_info(spool_server, fake.url), **changes))
+            name = f"[{host}]" if ":" in host else host
+            fake.url = f"http{'s' if tls else ''}://{name}:{runner.addresses[0][1]}"
+            if announced:
+                spool_server.announce(replace(fake_info(spool_server, fake.url), **changes))
             yield fake
         finally:
             await runner.cleanup()

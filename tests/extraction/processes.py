@@ -11,12 +11,12 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import psutil
 
 from extraction.spool import SpoolView
-from extraction.status import StatusPage
+from extraction.status import StatusPage, stacks_path, watch_path
 from hsstore.verify import verify_store
 
 if TYPE_CHECKING:
@@ -36,6 +36,13 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"still not true after {seconds} s"
         time.sleep(0.01)
+
+
+class Serving(Protocol):
+    """Where a server is, of whatever kind."""
+
+    url: str
+    spool: Path
 
 
 class Server:
@@ -153,7 +160,7 @@ class Extraction:
     """One `hsstore extract` in a session of its own."""
 
     def __init__(
-        self, store: Path, server: Server, *arguments: str | Path, log: Path | None = None
+        self, store: Path, server: Serving, *arguments: str | Path, log: Path | None = None
     ) -> None:
         self._log = log or store.with_name(f"{store.name}.{time.monotonic_ns()}.log")
         command: list[str | Path] = [sys.executable, "-m", "hsstore", "extract", store]
@@ -187,7 +194,7 @@ class Extraction:
             self._page = StatusPage(Path(arguments[arguments.index("extraction.worker") + 1]))
         return self._page.read()
 
-    def wait_for(self, condition: Callable[[RunStatus], bool]) -> RunStatus:
+    def wait_for(self, condition: Callable[[RunStatus], bool], seconds: float = 60.0) -> RunStatus:
         """Wait for a state of the run."""
         found: list[RunStatus] = []
 
@@ -197,7 +204,7 @@ class Extraction:
             found[:] = [status] if status is not None and condition(status) else []
             return bool(found)
 
-        wait_until(look)
+        wait_until(look, seconds)
         return found[0]
 
     def log(self) -> str:
@@ -223,8 +230,10 @@ class Extraction:
         self.remove_page()
 
     def remove_page(self) -> None:
-        """Remove the status page, which nobody does after a SIGKILL of the supervisor."""
+        """Remove the pages, which nobody does after a SIGKILL of the supervisor."""
         if self._page is not None:
+            for path in (watch_path(self._page.path), stacks_path(self._page.path)):
+                path.unlink(missing_ok=True)
             self._page.remove()
             self._page = None
 

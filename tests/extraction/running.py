@@ -56,7 +56,7 @@ async def run_here(
     wanted = ExtractOptions(
         store=store, server=url, spool=spool, data=DataOptions(files=files), **(SMALL | options)
     )
-    page, log = StatusPage.create(store.parent), _Log()
+    page, log = StatusPage.create(spool.parent), _Log()
     logging.getLogger("extraction").addHandler(log)
     try:
         code = await Worker(wanted, page).main()

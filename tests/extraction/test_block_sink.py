@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+import extraction.block_order
 import extraction.pipeline
 from extraction.block_sink import BlockSink, OpenBlock
-from extraction.pipeline import _first
+from extraction.error_group import first_of
 from extraction.spool import ClientInfo, RequestId, SpoolClient, SpoolServer
 from hsstore.claims import Claims
 from hsstore.create import LayoutOptions
-from hsstore.errors import InterruptedRunError, OutputError, RefusedError
+from hsstore.errors import HsstoreError, InterruptedRunError, OutputError, RefusedError
 from hsstore.spec import FailureReason
 from hsstore.store import Store
 from hsstore.testing.stores import make_store
@@ -34,6 +35,12 @@ if TYPE_CHECKING:
     from extraction.spool import Dump
 
 SLOW_SECONDS = 0.01
+LIMITS = {
+    "MIN_OPEN_BLOCKS": extraction.block_order,
+    "MAX_OPEN_BLOCKS": extraction.block_order,
+    "STRAGGLER_SECONDS": extraction.pipeline,
+}
+"""Where each limit lives."""
 
 
 @pytest.fixture
@@ -170,7 +177,7 @@ async def test_a_straggler_does_not_keep_its_block_open_and_reopens_it_when_it_c
     store: Path, room: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("MIN_OPEN_BLOCKS", 1), ("MAX_OPEN_BLOCKS", 1), ("STRAGGLER_SECONDS", 0.1)):
-        monkeypatch.setattr(extraction.pipeline, name, value)
+        monkeypatch.setattr(LIMITS[name], name, value)
     data = write_data(room / "stragglers.jsonl", [40] * 30)
     options: dict[str, Any] = {
         "shard_rows": 512,
@@ -203,8 +210,8 @@ async def test_many_stragglers_on_a_slow_disk_are_committed_once_each(
     store: Path, room: Path, monkeypatch: pytest.MonkeyPatch, slow_disk: None
 ) -> None:
     for name, value in (("MAX_OPEN_BLOCKS", 2), ("STRAGGLER_SECONDS", 0.01)):
-        monkeypatch.setattr(extraction.pipeline, name, value)
-    monkeypatch.setattr(extraction.pipeline, "MIN_OPEN_BLOCKS", 1)
+        monkeypatch.setattr(LIMITS[name], name, value)
+    monkeypatch.setattr(extraction.block_order, "MIN_OPEN_BLOCKS", 1)
     data = write_data(room / "many.jsonl", [10] * 40)
     options: dict[str, Any] = {"shard_rows": 128, "max_in_flight": 2}
     async with serve_fake(store.parent / "spool", 40) as server:
@@ -230,6 +237,6 @@ def test_an_output_error_is_told_before_what_followed_from_it() -> None:
         ],
     )
 
-    assert _first(group) is full
-    assert _first(BaseExceptionGroup("", [gone, full])) is full
-    assert isinstance(_first(BaseExceptionGroup("", [KeyError("a bug")])), KeyError)
+    assert first_of(group, OutputError, HsstoreError) is full
+    assert first_of(BaseExceptionGroup("", [gone, full]), OutputError, HsstoreError) is full
+    assert isinstance(first_of(BaseExceptionGroup("", [KeyError("a bug")]), OutputError), KeyError)

@@ -38,6 +38,7 @@ BAD_DATA = [
     (Fault.WRONG_SHAPE, FailureReason.BAD_DATA, "states have shape"),
     (Fault.OTHER_STORE, FailureReason.BAD_DATA, "store is 'another'"),
     (Fault.OTHER_CAPTURE, FailureReason.BAD_DATA, "capture hash is '000"),
+    (Fault.OTHER_INSTANCE, FailureReason.BAD_DATA, "made by server instance 'another start'"),
     (Fault.ENGINE, FailureReason.BAD_DATA, "engine: on demand"),
     (Fault.ENGINE_THEN_500, FailureReason.BAD_DATA, "engine: out of memory"),
     (Fault.ENGINE_AFTER_500, FailureReason.BAD_DATA, "engine: out of memory"),
@@ -93,8 +94,8 @@ async def test_a_server_that_goes_wrong_now_and_then_costs_nothing_but_attempts(
         outcome = await run_on(server, store, few)
 
         assert outcome.code == 0, outcome.message
-        assert [server.attempts(s) for s in range(SAMPLES)] == [3] * 15 + [1] * 9
-        assert outcome.status.retries == 30
+        assert [server.attempts(s) for s in range(SAMPLES)] == [3] * 16 + [1] * 8
+        assert outcome.status.retries == 32
         assert outcome.status.failed_now == 0
 
 
@@ -108,9 +109,9 @@ async def test_three_bad_attempts_make_a_sample_fail_with_its_reason(
 
         failed = Store.open(store).completion().failed
         assert outcome.code == 1
-        assert "9 samples are in" in outcome.message
-        assert "15 failed (1 refused, 12 bad-data, 2 not-finite)" in outcome.message
-        assert failed.tolist() == [reason for _, reason, _ in BAD_DATA] + [0] * 9
+        assert "8 samples are in" in outcome.message
+        assert "16 failed (1 refused, 13 bad-data, 2 not-finite)" in outcome.message
+        assert failed.tolist() == [reason for _, reason, _ in BAD_DATA] + [0] * 8
         for sample, (_, reason, text) in enumerate(BAD_DATA):
             line = next(
                 one for one in outcome.log.splitlines() if one.startswith(f"sample {sample} failed")

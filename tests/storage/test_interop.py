@@ -13,11 +13,13 @@ import tensorstore
 import zarr
 from zarrs.pipeline import UnsupportedDataTypeError
 
+from hsstore.codec import CODEC_NAMES, CodecName
 from hsstore.create import LayoutOptions
-from hsstore.dtype import DTypeName, nan_bits
+from hsstore.dtype import BFloat16, DTypeName, bits_dtype, nan_bits, native_dtype
 from hsstore.spec import FailureReason
 from hsstore.testing.stores import commit_block, make_model, make_store, payload
 from hsstore.writer import BlockWriter
+from hsstore.zarr_codec import ChannelBiasCodec
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +35,8 @@ LENGTHS = [3, 9, 40, 1, 16, 5, 7, 2, 30]
 PENDING = {1, 4, 6}
 """Left out: whole blocks, and parts of blocks that hold other samples."""
 DTYPES: list[DTypeName] = ["bfloat16", "float16", "float32"]
+STANDARD_CODECS: list[CodecName] = ["fast", "zstd", "lz4", "none"]
+"""What every implementation of Zarr v3 decodes."""
 ZARRS_STRICT = {
     "codec_pipeline.path": "zarrs.ZarrsCodecPipeline",
     # Without it zarrs hands a data type that it does not know to zarr-python, silently.
@@ -133,27 +137,33 @@ def test_tensorstore_and_zarrs_read_every_small_array(directory: Path, name: str
     assert ours.any()
 
 
-def all_patterns_store(directory: Path, encoders: ThreadPoolExecutor) -> tuple[Store, Bits]:
-    """Store one sample that holds all 65,536 bit patterns, and one of -0.0 alone."""
+def all_patterns_store(
+    directory: Path, encoders: ThreadPoolExecutor, codec: CodecName
+) -> tuple[Store, Bits]:
+    """Store one sample that holds all 65,536 bit patterns, and one of -0.0 alone.
+
+    Chunks are large enough to be split into planes, and partly padding.
+    """
     model = make_model(hidden=256)
-    sizes = LayoutOptions(chunk_rows=64, shard_rows=1024, span_samples=2)
+    sizes = LayoutOptions(chunk_rows=192, shard_rows=1152, span_samples=2, codec=codec)
     store = make_store(directory / "s.zarr", [256, 64], model=model, options=sizes)
     patterns = np.arange(65_536, dtype=np.uint16).reshape(256, 1, 256).repeat(3, axis=1)
     minus_zero = np.full((64, 3, 256), 0x8000, np.uint16)
     block = store.layout.block(0)
-    writer = BlockWriter(store.path, store.layout, "bfloat16", block, run="run", encoders=encoders)
+    writer = BlockWriter(store.path, store.layout, store.codec, block, run="run", encoders=encoders)
     writer.append(0, patterns)
     writer.append(1, minus_zero)
     store.commit(writer, {}, lambda: None)
-    rows = np.full((1024, 3, 256), nan_bits("bfloat16"), np.uint16)
-    rows[:256], rows[256:320] = patterns, minus_zero
+    rows = np.full((1152, 3, 256), nan_bits("bfloat16"), np.uint16)
+    rows[:256], rows[384:448] = patterns, minus_zero
     return store, rows
 
 
+@pytest.mark.parametrize("codec", STANDARD_CODECS)
 def test_all_bfloat16_patterns_survive_in_every_reader(
-    directory: Path, encoders: ThreadPoolExecutor
+    directory: Path, encoders: ThreadPoolExecutor, codec: CodecName
 ) -> None:
-    store, rows = all_patterns_store(directory, encoders)
+    store, rows = all_patterns_store(directory, encoders, codec)
     path = store.path / "hidden_states"
 
     ours = store[0].hidden_states.view(np.uint16), store[1].hidden_states.view(np.uint16)
@@ -161,10 +171,88 @@ def test_all_bfloat16_patterns_survive_in_every_reader(
     with_tensorstore = read_with_tensorstore(path).view(np.uint16)
     with_zarrs = read_with_zarrs(path, nan_bits("bfloat16"))
 
-    np.testing.assert_array_equal(np.concatenate(ours), rows[:320])
+    np.testing.assert_array_equal(ours[0], rows[:256])
+    np.testing.assert_array_equal(ours[1], rows[384:448])
     np.testing.assert_array_equal(with_zarr, rows)
     np.testing.assert_array_equal(with_tensorstore, rows)
     np.testing.assert_array_equal(with_zarrs, rows)
+
+
+def test_zarr_python_reads_and_writes_the_channel_bias_as_we_do(
+    directory: Path, encoders: ThreadPoolExecutor
+) -> None:
+    store, rows = all_patterns_store(directory, encoders, "max")
+    source = store.path / "hidden_states"
+    copy = directory / "copy"
+    copy.mkdir()
+    (copy / "zarr.json").write_bytes((source / "zarr.json").read_bytes())
+
+    values = zarr.open_array(source, mode="r")[:]
+    # Or zarr compares all values with the fill value, and warns of the NaNs.
+    zarr.open_array(copy, mode="r+").with_config({"write_empty_chunks": True})[:] = values
+
+    np.testing.assert_array_equal(np.asarray(values).view(np.uint16), rows)
+    copied = np.asarray(zarr.open_array(copy, mode="r")[:])
+    np.testing.assert_array_equal(copied.view(np.uint16), rows)
+    np.testing.assert_array_equal(store[0].hidden_states.view(np.uint16), rows[:256])
+    np.testing.assert_array_equal(store[1].hidden_states.view(np.uint16), rows[384:448])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(7,), (5, 3), (9, 2, 3, 4)])
+def test_zarr_python_has_the_channel_bias_for_arrays_of_any_rank(
+    directory: Path, dtype: DTypeName, shape: tuple[int, ...]
+) -> None:
+    bits = np.random.default_rng(0).integers(0, 1 << 16, shape).astype(bits_dtype(dtype))
+    array = zarr.create_array(
+        directory / "a",
+        shape=shape,
+        chunks=tuple(-(-size // 2) for size in shape),
+        dtype=BFloat16() if dtype == "bfloat16" else dtype,
+        serializer=ChannelBiasCodec(),
+        compressors=None,
+    )
+
+    array[...] = bits.view(native_dtype(dtype))
+
+    read = np.asarray(zarr.open_array(directory / "a", mode="r")[...])
+    np.testing.assert_array_equal(read.view(bits.dtype), bits)
+
+
+def test_the_channel_bias_is_not_for_integers(directory: Path) -> None:
+    array = zarr.create_array(
+        directory / "a", shape=(4, 4), dtype="int16", serializer=ChannelBiasCodec()
+    )
+
+    with pytest.raises(ValueError, match="not for int16"):
+        array[...] = 1
+
+
+@pytest.mark.parametrize("codec", CODEC_NAMES)
+def test_hidden_states_say_how_they_are_encoded_and_golden_is_always_standard(
+    directory: Path, codec: CodecName
+) -> None:
+    options = LayoutOptions(chunk_rows=4, shard_rows=16, span_samples=6, codec=codec)
+    store = make_store(directory / "s.zarr", LENGTHS, options=options)
+
+    states = json.loads((store.path / "hidden_states" / "zarr.json").read_text())["codecs"]
+    golden = json.loads((store.path / "golden" / "zarr.json").read_text())["codecs"]
+
+    inner = states[0]["configuration"]["codecs"]
+    names = [part["name"] for part in inner]
+    recorded = store.spec.codec
+    match codec:
+        case "none":
+            assert names == ["bytes", "crc32c"]
+            assert recorded == inner[0]
+        case "max":
+            assert names == ["hsstore.channel_bias", "blosc", "crc32c"]
+            assert recorded["name"] == names[0]
+            assert recorded["configuration"]["compressor"] == inner[1]
+        case _:
+            assert names == ["bytes", "blosc", "crc32c"]
+            assert recorded == inner[1]
+    assert [part["name"] for part in golden] == ["bytes", "blosc", "crc32c"]
 
 
 FRESH_READER = """
@@ -181,8 +269,7 @@ print(json.dumps({
 """
 
 
-@pytest.mark.parametrize("store", ["bfloat16"], indirect=True)
-def test_zarr_python_reads_in_a_process_that_never_imports_hsstore(store: Store) -> None:
+def read_in_a_fresh_process(store: Store) -> dict[str, Any]:
     run = subprocess.run(
         [sys.executable, "-c", FRESH_READER, str(store.path)],
         check=True,
@@ -190,8 +277,22 @@ def test_zarr_python_reads_in_a_process_that_never_imports_hsstore(store: Store)
         text=True,
         cwd="/",  # so that only the installed entry points can find hsstore
     )
+    result: dict[str, Any] = json.loads(run.stdout)
+    return result
 
-    result = json.loads(run.stdout)
+
+def test_zarr_python_decodes_the_channel_bias_in_a_process_that_never_imports_hsstore(
+    directory: Path, encoders: ThreadPoolExecutor
+) -> None:
+    store, rows = all_patterns_store(directory, encoders, "max")
+
+    assert bytes.fromhex(read_in_a_fresh_process(store)["bits"]) == rows.tobytes()
+
+
+@pytest.mark.parametrize("store", ["bfloat16"], indirect=True)
+def test_zarr_python_reads_in_a_process_that_never_imports_hsstore(store: Store) -> None:
+    result = read_in_a_fresh_process(store)
+
     assert result["dtype"] == "bfloat16"
     assert bytes.fromhex(result["bits"]) == expected_rows(store).tobytes()
     # zarr loads the data type, and with it nothing of the library but that.

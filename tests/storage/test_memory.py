@@ -33,7 +33,7 @@ def test_a_long_sample_is_written_in_the_memory_of_a_few_chunks(
     dump = np.memmap(file, np.uint16, "r", shape=(rows, 3, HIDDEN))
     chunk_bytes = CHUNK_ROWS * 3 * HIDDEN * 2
     writer = BlockWriter(
-        store.path, store.layout, "bfloat16", store.layout.block(0), run="r", encoders=encoders
+        store.path, store.layout, store.codec, store.layout.block(0), run="r", encoders=encoders
     )
     tracemalloc.start()
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import zarr
 
-from hsstore.errors import CorruptStoreError, InputError
+from hsstore.errors import CorruptStoreError, InputError, RefusedError
+from hsstore.seal import seal
 from hsstore.store import Store
 from hsstore.testing.stores import (
     fill_store,
@@ -51,6 +52,17 @@ def change_attributes(path: Path, **changes: Any) -> None:
     metadata = json.loads(root.read_text())
     metadata["attributes"]["hsstore"] |= changes
     root.write_text(json.dumps(metadata))
+
+
+def test_a_store_with_an_unknown_codec_is_refused_by_its_name(directory: Path) -> None:
+    store = make_store(directory / "s.zarr", LENGTHS)
+    spec = store.spec.model_copy(
+        update={"codec": {"name": "hsstore.next_year", "configuration": {"level": 3}}}
+    )
+    change_attributes(store.path, **seal(spec, store.path).model_dump(mode="json"))
+
+    with pytest.raises(RefusedError, match=r"s\.zarr: .*'hsstore\.next_year'.*later one"):
+        Store.open(store.path)
 
 
 def test_opening_another_version_of_the_format_names_both(directory: Path) -> None:

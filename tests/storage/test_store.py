@@ -229,7 +229,7 @@ def test_the_chunks_of_a_sample_are_contiguous_whether_written_or_copied(
     store = make_store(directory / "s.zarr", [9, 48], options=sizes)
     commit_block(store, 0, [0])
     block = store.layout.block(0)
-    writer = BlockWriter(store.path, store.layout, "bfloat16", block, run="run", encoders=encoders)
+    writer = BlockWriter(store.path, store.layout, store.codec, block, run="run", encoders=encoders)
 
     writer.append(1, payload(store, 1))
     writer.copy([0], store.payload, [9])

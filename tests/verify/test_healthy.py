@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from hsstore.codec import CODEC_NAMES, CodecName
 from hsstore.create import LayoutOptions
 from hsstore.errors import InputError
 from hsstore.layout import Layout
+from hsstore.report import BadKind
+from hsstore.shard import shard_path
 from hsstore.store import Store
 from hsstore.testing.finite import MIXED_COMPLETE, MIXED_LENGTHS, commit_states, finite_states
 from hsstore.testing.stores import make_model, make_store
@@ -29,6 +32,24 @@ def test_a_healthy_store_is_ok_and_everything_is_counted(healthy: Path) -> None:
     assert report.ok
     assert (report.samples, report.checked, report.pending, report.failed) == (13, 10, 2, 1)
     assert report.bytes_checked == sum(MIXED_LENGTHS[i] for i in MIXED_COMPLETE) * 3 * 16 * 2
+
+
+@pytest.mark.parametrize("codec", CODEC_NAMES)
+def test_a_store_of_any_codec_is_checked_padding_included(
+    directory: Path, codec: CodecName
+) -> None:
+    options = LayoutOptions(chunk_rows=4, shard_rows=16, span_samples=6, codec=codec)
+    store = make_store(directory / "store.zarr", [3, 20, 5], options=options)
+    commit_states(store, {sample: finite_states(store, sample) for sample in range(3)})
+    shard = shard_path(store.path, 0)
+
+    healthy = verify_store(store.path)
+    damaged = bytearray(shard.read_bytes())
+    damaged[40] ^= 1
+    shard.write_bytes(damaged)
+
+    assert (healthy.ok, healthy.checked) == (True, 3)
+    assert [(bad.sample, bad.kind) for bad in verify_store(store.path).bad] == [(0, BadKind.CHUNK)]
 
 
 def test_a_store_without_a_complete_sample_is_ok_with_nothing_checked(directory: Path) -> None:
@@ -99,6 +120,7 @@ def test_a_block_is_checked_from_its_pickle_in_memory_of_a_few_chunks(directory:
     task = BlockTask(
         root=store.path,
         dtype="bfloat16",
+        codec=store.spec.codec,
         layout=alone,
         first_sample=0,
         shards=range(1),

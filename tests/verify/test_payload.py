@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from hsstore.codec import ChunkCodec
 from hsstore.report import BadKind
 from hsstore.shard import shard_path
 from hsstore.shard.index import index_bytes
@@ -51,12 +50,11 @@ def rewrite_shard(store: Store, sample: int, chunks: dict[int, npt.NDArray[Any] 
     path, count = shard_path(store.path, shard), store.layout.geometry.shard_chunks
     old = ShardReader(path, count)
     writer = ShardWriter(path, "test", count)
-    codec = ChunkCodec(store.bits.itemsize)
     for chunk in range(count):
         if chunk in chunks:
             bits = chunks[chunk]
             if bits is not None:
-                writer.append(chunk, codec.encode(bits))
+                writer.append(chunk, store.codec.encode(bits))
         elif old.has(chunk):
             writer.append(chunk, old.read(chunk))
     writer.seal()

@@ -1,0 +1,271 @@
+"""Collect the evidence that lies in /proc and in shared memory: what a supervisor may look at.
+
+Nothing here touches a disk, imports anything, or waits for anybody for longer than said.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from extraction.diagnosis.evidence import (
+    AnnouncementEvidence,
+    Evidence,
+    HeartbeatEvidence,
+    OutputEvidence,
+    ProcessEvidence,
+    SpoolEvidence,
+    SpoolFileEvidence,
+    StageEvidence,
+    StatusEvidence,
+)
+from extraction.diagnosis.mounts import mount_of, read_mounts
+from extraction.diagnosis.processes import has_open, look_at_process, parent_of
+from extraction.diagnosis.stacks import read_stacks
+from extraction.page import is_locked, read_page
+from extraction.spool import (
+    NoServerError,
+    SpoolForeignError,
+    SpoolMissingError,
+    SpoolView,
+)
+from extraction.spool.directory import CLIENT_LOCK, SERVER_LOCK
+from extraction.spool.lock import is_held
+from extraction.status import parse_status, stacks_path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from extraction.diagnosis.mounts import Mount
+    from extraction.spool import Heartbeat, ServerInfo, SpoolFile
+    from extraction.status import RunStatus
+
+SAMPLE_SECONDS: Final = 0.25
+"""Between two looks at what should move."""
+_HOST: Final = os.uname().nodename
+_BOOT: Final = "/proc/sys/kernel/random/boot_id"
+
+
+def collect_local(
+    page: Path,
+    spool: Path | None = None,
+    *,
+    sample_seconds: float = SAMPLE_SECONDS,
+    stacks: bool = True,
+) -> Evidence:
+    """Look at a run from its own machine: its page, its worker, its spool; not at its disk.
+
+    Parameters
+    ----------
+    page
+        The status page.
+    spool
+        The spool; None: the one that the page names.
+    sample_seconds
+        How long to look at what should move.
+    stacks
+        Ask the worker for its Python stacks.
+    """
+    status, problem = _read(page)
+    where = str(spool or (status.spool if status else ""))
+    beat = _heartbeat(where)
+    worker = look_at_worker(status, page, sample_seconds=sample_seconds, stacks=stacks)
+    now, _ = _read(page)  # again: what is written all the time must have moved
+    found = now or status
+    return Evidence(
+        status=status_evidence(found, held=is_locked(page)) if found else None,
+        worker=worker,
+        spool=look_at_spool(where, beat) if where else None,
+        output=unasked_output(found.store) if found and found.store else None,
+        notes=(problem,) if problem else (),
+    )
+
+
+def status_evidence(status: RunStatus, *, held: bool) -> StatusEvidence:
+    """Turn times into ages."""
+    now = time.time()
+    # A clock that was set back must not give an age below zero.
+    updated_age = max(0.0, now - status.updated_seconds)
+    return StatusEvidence(
+        run=status.run,
+        store=status.store,
+        phase=status.phase,
+        held=held,
+        updated_age_seconds=updated_age,
+        progress_age_seconds=max(updated_age, now - status.progress_seconds),
+        exit_code=status.exit_code,
+        message=status.message,
+        samples=status.samples,
+        done=status.complete + status.failed + status.complete_now + status.failed_now,
+        in_flight=status.in_flight,
+        at_risk=status.at_risk,
+        stages=tuple(
+            StageEvidence(
+                one.name,
+                one.items,
+                None
+                if one.oldest_since_seconds is None
+                else max(0.0, now - one.oldest_since_seconds),
+                one.detail,
+            )
+            for one in status.stages
+        ),
+        last_errors=status.last_errors,
+        server=status.server,
+        spool=status.spool,
+    )
+
+
+def look_at_worker(
+    status: RunStatus | None, page: Path, *, sample_seconds: float, stacks: bool
+) -> ProcessEvidence | None:
+    """Look at the worker of a run, if the process of that number is still the worker."""
+    if status is None or not status.worker_pid:
+        return None
+    pid = status.worker_pid
+    if status.boot_id and status.boot_id != _boot_id():
+        return ProcessEvidence(pid, "worker", alive=False)
+    path = str(stacks_path(page))
+    ours = _is_worker(pid, status.supervisor_pid, path)
+    if ours is False:
+        return ProcessEvidence(pid, "worker", alive=False)
+    worker = look_at_process(pid, "worker", sample_seconds=sample_seconds)
+    if not stacks or not worker.alive or worker.stopped or worker.killed:
+        return worker
+    if has_open(pid, path) is False:  # the signal would end it
+        return replace(worker, stacks_unreadable="the stacks cannot be read: not offered (yet)")
+    found, problem = read_stacks(pid, path)
+    return replace(worker, stacks=found, stacks_unreadable=problem)
+
+
+def look_at_spool(path: str, before: Heartbeat | None = None) -> SpoolEvidence:
+    """Look at a spool and all that lies in it.
+
+    Parameters
+    ----------
+    before
+        The heartbeat a while ago: whether it has advanced is told then.
+    """
+    try:
+        view = SpoolView(Path(path))
+        return _spool(view, path, before)
+    except (SpoolMissingError, FileNotFoundError):
+        return SpoolEvidence(path, missing=True)
+    except (SpoolForeignError, OSError) as error:
+        return SpoolEvidence(path, unreadable=str(error))
+
+
+def unasked_output(store: str) -> OutputEvidence:
+    """Say where a store lies without touching it."""
+    mount = find_mount(store)
+    if mount is None:
+        return OutputEvidence(store)
+    return OutputEvidence(store, mount=mount.describe())
+
+
+def find_mount(path: str) -> Mount | None:
+    """Find the mount of a path, as this process sees it."""
+    try:
+        return mount_of(path, read_mounts())
+    except OSError:
+        return None
+
+
+def look_at_server_process(spool: SpoolEvidence) -> ProcessEvidence | None:
+    """Look at the server's process, where its number means the same to us."""
+    server = spool.server
+    if server is None or server.host != _HOST or not server.pid:
+        return None
+    if has_open(server.pid, f"{spool.path}/{SERVER_LOCK}") is False:
+        return None  # in another container the number is somebody else's
+    return look_at_process(server.pid, "server")
+
+
+def _spool(view: SpoolView, path: str, before: Heartbeat | None) -> SpoolEvidence:
+    server, unreadable = _server(view)
+    scan = view.scan()
+    beat = view.heartbeat()
+    usage = os.statvfs(path)
+    return SpoolEvidence(
+        path,
+        server_lock_held=view.server_alive(),
+        client_lock_held=is_held(Path(path) / CLIENT_LOCK),
+        server=_announcement(server) if server else None,
+        heartbeat=_beat(beat, before) if beat else None,
+        finished=_files(scan.finished.values()),
+        partial=_files(scan.partial.values()),
+        errors=_files(scan.errors.values()),
+        foreign=len(scan.foreign),
+        headroom_bytes=view.headroom_bytes(),
+        reusable_bytes=scan.free_bytes,
+        total_bytes=usage.f_blocks * usage.f_frsize,
+        unreadable=unreadable,
+    )
+
+
+def _server(view: SpoolView) -> tuple[ServerInfo | None, str]:
+    try:
+        return view.server(), ""
+    except NoServerError as error:
+        return None, str(error)
+
+
+def _announcement(info: ServerInfo) -> AnnouncementEvidence:
+    return AnnouncementEvidence(
+        info.instance, info.capture_hash, info.engine, info.pid, info.host, info.log_path
+    )
+
+
+def _beat(beat: Heartbeat, before: Heartbeat | None) -> HeartbeatEvidence:
+    return HeartbeatEvidence(
+        age_seconds=max(0.0, (time.monotonic_ns() - beat.monotonic_ns) / 1e9),
+        forwards=beat.forwards,
+        rows=beat.rows,
+        queue_depth=beat.queue_depth,
+        advanced=None if before is None else beat != before,
+    )
+
+
+def _heartbeat(path: str) -> Heartbeat | None:
+    try:
+        return SpoolView(Path(path)).heartbeat() if path else None
+    except (SpoolMissingError, SpoolForeignError, OSError):
+        return None
+
+
+def _files(files: Iterable[SpoolFile]) -> tuple[SpoolFileEvidence, ...]:
+    now = time.time()
+    return tuple(
+        SpoolFileEvidence(
+            file.rid.run,
+            file.rid.sample,
+            max(0.0, now - file.modified_seconds),
+            file.allocated_bytes,
+        )
+        for file in files
+    )
+
+
+def _is_worker(pid: int, supervisor: int, stacks: str) -> bool | None:
+    """Tell whether a number is still the worker's; None where that cannot be told."""
+    if supervisor and parent_of(pid) == supervisor:
+        return True
+    return has_open(pid, stacks)
+
+
+def _read(page: Path) -> tuple[RunStatus | None, str]:
+    try:
+        return parse_status(read_page(page)), ""
+    except (OSError, ValueError) as error:
+        return None, f"status page {page}: {error}"
+
+
+def _boot_id() -> str:
+    descriptor = os.open(_BOOT, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, 100).decode().strip()
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,219 @@
+"""The evidence in lines for people, and what a kill would cost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from extraction.diagnosis.stacks import is_idle, shorten
+from hsstore.report import KillCost
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from extraction.diagnosis.case import Case
+    from extraction.diagnosis.evidence import (
+        Evidence,
+        OutputEvidence,
+        ProcessEvidence,
+        ServerEvidence,
+        SpoolEvidence,
+        SpoolFileEvidence,
+        StatusEvidence,
+    )
+
+BUSY_SHARE = 0.1
+"""Of a core: threads that use more are shown."""
+NUMBERS = 20
+"""So many samples are named at most in a line."""
+
+
+def describe(evidence: Evidence) -> Iterator[str]:
+    """Yield what was seen, and what could not be seen: process, progress, spool, server, disk."""
+    if evidence.worker is not None:
+        yield from _process(evidence.worker)
+    if evidence.status is not None:
+        yield from _status(evidence.status)
+    if evidence.spool is not None:
+        yield from _spool(evidence.spool)
+    if evidence.server is not None:
+        yield from _server(evidence.server)
+    if evidence.output is not None:
+        yield from _output(evidence.output)
+    if evidence.worker is not None:
+        yield from _stacks(evidence.worker)
+    yield from evidence.notes
+
+
+def kill_cost(case: Case) -> KillCost:
+    """Say what a kill would cost now."""
+    status, spool = case.status, case.spool
+    run = status.run if status else None
+    kept = _samples(file for file in (spool.finished if spool else ()) if file.run == run)
+    partial = _samples(file for file in (spool.partial if spool else ()) if file.run == run)
+    again = tuple(sorted(({*(status.at_risk if status else ())} | {*partial}) - {*kept}))
+    in_flight = case.in_flight
+    if not case.client_alive:
+        text = "nothing runs; no committed sample is lost"
+    else:
+        text = "nothing committed is lost"
+        text += f"; asked for again: samples {numbers(again)}" if again else ""
+        more = max(0, in_flight - len(again))
+        text += f"; {more} more requests in flight are asked for again" if more else ""
+    text += f"; dumps kept in the spool for the next run: samples {numbers(kept)}" if kept else ""
+    return KillCost(text=text, asked_again=again, in_flight=in_flight, kept_in_spool=kept)
+
+
+def numbers(samples: Sequence[int]) -> str:
+    """List numbers, not too many.
+
+    >>> numbers([3, 5])
+    '3, 5'
+    """
+    text = ", ".join(map(str, samples[:NUMBERS]))
+    more = len(samples) - NUMBERS
+    return f"{text} and {more} more" if more > 0 else text
+
+
+def _samples(files: Iterator[SpoolFileEvidence]) -> tuple[int, ...]:
+    return tuple(sorted({file.sample for file in files}))
+
+
+def _process(process: ProcessEvidence) -> Iterator[str]:
+    name = f"{process.role} (pid {process.pid})"
+    if not process.alive:
+        yield f"{name}: not running"
+        return
+    if process.unreadable:
+        yield f"{name}: running; {process.unreadable}"
+        return
+    states = Counter(thread.state for thread in process.threads)
+    counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    yield f"{name}: {len(process.threads)} threads: {counts}"
+    for thread in process.threads:
+        if thread.state in "DTt" or _in_a_file(thread.file) or thread.cpu_share > BUSY_SHARE:
+            busy = f", {thread.cpu_share:.0%} of a core" if thread.cpu_share > BUSY_SHARE else ""
+            yield f"{process.role}: {thread.describe()}{busy}"
+    hidden = Counter(thread.unreadable for thread in process.threads if thread.unreadable)
+    for reason, count in hidden.items():
+        yield f"{process.role}: of {count} threads {reason}"
+
+
+def _in_a_file(file: str | None) -> bool:
+    return file is not None and file.startswith("/") and not file.startswith("/dev/")
+
+
+def _stacks(process: ProcessEvidence) -> Iterator[str]:
+    if process.stacks_unreadable:
+        yield f"{process.role}: {process.stacks_unreadable}"
+    idle = sum(is_idle(stack) for stack in process.stacks)
+    for stack in process.stacks:
+        if not is_idle(stack):
+            yield f"stack of {process.role} thread {stack.thread}: {shorten(stack.frames, 6)}"
+    if idle:
+        yield f"{idle} threads of the {process.role}'s pools are idle"
+
+
+def _status(status: StatusEvidence) -> Iterator[str]:
+    held = "its supervisor lives" if status.held else "its supervisor is dead"
+    yield (
+        f"run {status.run}: {status.phase}; {held}; page written "
+        f"{status.updated_age_seconds:.1f} s ago"
+    )
+    yield (
+        f"last progress {status.progress_age_seconds:.1f} s ago: {status.done:,} of "
+        f"{status.samples:,} samples done, {status.in_flight} in flight"
+    )
+    for stage in status.stages:
+        if stage.items:
+            age = stage.oldest_age_seconds
+            oldest = f", the oldest for {age:.1f} s" if age is not None else ""
+            yield f"stage {stage.name}: {stage.items} items{oldest} {stage.detail}".rstrip()
+    if status.message:
+        yield f"it says: {status.message}"
+    for error in status.last_errors:
+        if error != status.message:
+            yield f"earlier: {error}"
+
+
+def _spool(spool: SpoolEvidence) -> Iterator[str]:
+    if spool.missing or spool.unreadable:
+        yield f"spool {spool.path}: {spool.unreadable or 'does not exist'}"
+        return
+    holders = f"server {_held(spool.server_lock_held)}, client {_held(spool.client_lock_held)}"
+    yield f"spool {spool.path}: {holders}"
+    for name, files in (
+        ("finished", spool.finished),
+        ("unfinished", spool.partial),
+        ("failed", spool.errors),
+    ):
+        if files:
+            oldest = max(file.age_seconds for file in files)
+            samples = numbers(sorted({file.sample for file in files}))
+            yield f"spool: {len(files)} {name} dumps, oldest {oldest:.0f} s, samples {samples}"
+    if spool.foreign:
+        yield f"spool: {spool.foreign} files that are not of this protocol"
+    if spool.headroom_bytes is not None:
+        yield (
+            f"spool: room for {spool.headroom_bytes:,} bytes more, {spool.reusable_bytes:,} in "
+            f"files to be reused; its file system has {spool.total_bytes:,}"
+        )
+    if spool.heartbeat is not None:
+        beat = spool.heartbeat
+        moved = {None: "", True: ", advancing", False: ", standing still"}[beat.advanced]
+        yield (
+            f"server heartbeat: {beat.age_seconds:.1f} s ago{moved}; {beat.forwards:,} forwards, "
+            f"{beat.rows:,} rows, queue {beat.queue_depth}"
+        )
+
+
+def _held(held: bool) -> str:  # noqa: FBT001
+    return "alive" if held else "absent"
+
+
+def _server(server: ServerEvidence) -> Iterator[str]:
+    detail = f" ({server.detail})" if server.detail else ""
+    yield f"server {server.url}: health {server.health}{detail}"
+    if server.process is not None:
+        yield from _process(server.process)
+    if server.log_unreadable:
+        yield f"server log: {server.log_unreadable}"
+    for line in server.log_tail:
+        yield f"server log: {line}"
+    for gpu in server.gpus:
+        yield (
+            f"GPU {gpu.name}: {gpu.busy_percent} % busy, {gpu.memory_used_bytes / 1e9:.1f} of "
+            f"{gpu.memory_bytes / 1e9:.1f} GB used"
+        )
+    if server.gpus_unreadable:
+        yield f"GPUs: {server.gpus_unreadable}"
+
+
+def _output(output: OutputEvidence) -> Iterator[str]:
+    yield f"output {output.path}" + (f" on {output.mount}" if output.mount else "")
+    yield from _answers(output)
+    if output.free_bytes is not None:
+        inodes = "" if output.free_inodes is None else f", {output.free_inodes:,} inodes free"
+        mode = ", read-only" if output.read_only else ""
+        yield f"output: {output.free_bytes:,} of {output.total_bytes:,} bytes free{inodes}{mode}"
+    for error in filter(None, (output.error, output.write_error, output.unreadable_plan)):
+        yield f"output: {error}"
+    if output.samples:
+        pending = output.samples - output.complete - output.failed
+        yield (
+            f"store: {output.complete:,} of {output.samples:,} samples complete, "
+            f"{output.failed:,} failed, {pending:,} pending"
+        )
+    for claim in output.claims:
+        yield f"store is claimed by {claim}"
+
+
+def _answers(output: OutputEvidence) -> Iterator[str]:
+    if False in {output.read_answered, output.write_answered}:
+        kind = "reading" if output.read_answered is False else "writing"
+        limit = f"{output.deadline_seconds:.0f} s"
+        yield f"output: {kind} did not come back within {limit}, at: {output.last_step}"
+    elif output.write_answered:
+        yield "output: answers reads and writes"
+    elif output.read_answered:
+        yield f"output: answers reads; writing was not tried: {output.write_untried}"

@@ -1,0 +1,281 @@
+"""One verdict from the evidence: a pure function, an ordered list of rules, the first that holds.
+
+The order is that of a person who looks for the cause: the disk that does not answer explains all
+that follows, so it comes first; then the client, then the spool, then the server.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+from extraction.diagnosis.case import Case
+from extraction.diagnosis.describe import describe, kill_cost
+from hsstore.report import Diagnosis, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from extraction.diagnosis.evidence import Evidence
+
+RERUN = "run the same `hsstore extract` command again"
+
+
+class _Finding(NamedTuple):
+    verdict: Verdict
+    summary: str
+    advice: str
+
+
+def judge(evidence: Evidence, *, stalled_seconds: float) -> Diagnosis:
+    """Give the one verdict that fits.
+
+    Parameters
+    ----------
+    evidence
+        Whatever could be collected; all of it may be missing.
+    stalled_seconds
+        Without progress for longer than this, a run stands still.
+    """
+    case = Case(evidence, stalled_seconds)
+    found = next(found for rule in RULES if (found := rule(case)) is not None)
+    return Diagnosis(
+        verdict=found.verdict,
+        summary=found.summary,
+        evidence=tuple(describe(evidence)),
+        advice=found.advice,
+        kill_cost=kill_cost(case),
+        run=evidence.status.run if evidence.status else None,
+        store=case.store,
+    )
+
+
+# --- the disk ---------------------------------------------------------------------------------
+
+
+def _output_blocked(case: Case) -> _Finding | None:
+    why = case.blocked_by()
+    if why is None:
+        return None
+    where = case.output_mount or case.store
+    advice = (
+        f"look at {where}: the kernel's log (dmesg), the storage server, a freeze or a snapshot. "
+        "The run goes on by itself when the disk answers. "
+    )
+    if case.worker is not None and case.worker.uninterruptible:
+        advice += "A kill works only once it does. "
+    return _Finding(
+        Verdict.OUTPUT_BLOCKED, f"the output file system does not answer: {why}", advice.rstrip()
+    )
+
+
+def _output_refuses(case: Case) -> _Finding | None:
+    why = case.refused_by()
+    if why is None:
+        return None
+    if case.is_full(why):
+        return _Finding(
+            Verdict.OUTPUT_FULL,
+            f"the output file system is full: {why}",
+            f"free space or inodes on {case.output_mount or case.store}, or raise the quota; "
+            f"then {RERUN}",
+        )
+    return _Finding(
+        Verdict.OUTPUT_BLOCKED,
+        f"the output file system refuses writes: {why}",
+        f"look at {case.output_mount or case.store} and the kernel's log (dmesg); make it writable "
+        f"again, then {RERUN}",
+    )
+
+
+# --- nothing runs -----------------------------------------------------------------------------
+
+
+def _finished(case: Case) -> _Finding | None:
+    if case.client_alive or not case.store_finished:
+        return None
+    failed = case.output.failed if case.output else 0
+    advice = "`hsstore verify` proves the store"
+    if failed:
+        advice += f"; {failed} samples failed: --retry-failed asks for them again"
+    return _Finding(Verdict.FINISHED, "every sample is complete or given up", advice)
+
+
+def _plan_mismatch(case: Case) -> _Finding | None:
+    why = case.mismatch()
+    if why is None:
+        return None
+    return _Finding(
+        Verdict.PLAN_MISMATCH,
+        f"the store cannot be filled by this run: {why}",
+        "use the server, model and data that the store was made with, or another store",
+    )
+
+
+def _client_dead(case: Case) -> _Finding | None:
+    if case.client_alive:
+        return None
+    said = case.last_words
+    summary = f"no process works on this store{f'; the last run said: {said}' if said else ''}"
+    advice = f"{RERUN}: it takes what lies in the spool and asks only for what is pending"
+    if case.server_absent:
+        advice = f"start the server ({case.server_absent}), then {advice}"
+    return _Finding(Verdict.CLIENT_DEAD, summary, advice)
+
+
+# --- the client -------------------------------------------------------------------------------
+
+
+def _client_stopped(case: Case) -> _Finding | None:
+    if case.worker is None or not case.worker.stopped:
+        return None
+    return _Finding(
+        Verdict.CLIENT_STUCK,
+        f"the worker (pid {case.worker.pid}) is stopped by a signal or a debugger",
+        f"let it go on: kill -CONT {case.worker.pid}",
+    )
+
+
+def _moving(case: Case) -> _Finding | None:
+    if case.stalled or case.page_stale:
+        return None
+    if case.phase == "waiting for server":
+        return _waiting(case)
+    age = case.progress_age_seconds
+    return _Finding(Verdict.HEALTHY, f"it made progress {age:.0f} s ago", "nothing to do")
+
+
+def _loop_stuck(case: Case) -> _Finding | None:
+    if not case.page_stale:
+        return None
+    age = case.status.updated_age_seconds if case.status else 0.0
+    return _stuck(f"its event loop has not run for {age:.0f} s", case.main_hang())
+
+
+def _stage_stuck(case: Case) -> _Finding | None:
+    stage = case.stuck_stage
+    if stage is None:
+        return None
+    what = f"stage {stage.name} has worked on {stage.detail or 'one item'} for "
+    return _stuck(f"{what}{stage.oldest_age_seconds or 0:.0f} s", case.stage_hang())
+
+
+def _stuck(what: str, how: str) -> _Finding:
+    return _Finding(
+        Verdict.CLIENT_STUCK,
+        f"the client stands still: {what}: {how}",
+        "keep the stacks below for a bug report, kill the run (kill -9, both processes), "
+        f"and {RERUN}",
+    )
+
+
+def _busy_before_the_first_request(case: Case) -> _Finding | None:
+    if case.phase not in {"starting", "reading data"}:
+        return None
+    if case.worker is None or any(thread.cpu_share > 0 for thread in case.worker.threads):
+        return _Finding(Verdict.HEALTHY, f"{case.phase}, and computing", "nothing to do")
+    return _stuck(f"{case.phase}, and nothing computes", case.main_hang())
+
+
+# --- the server -------------------------------------------------------------------------------
+
+
+def _waiting(case: Case) -> _Finding:
+    state = "it is loading" if case.server_loading else "no server holds the spool yet"
+    return _Finding(
+        Verdict.WAITING_FOR_SERVER,
+        f"waiting for the server of {case.spool_path}: {state}",
+        "nothing to do while it loads; the run goes on when the server is ready"
+        if case.server_loading
+        else "start the server; the run goes on when it is ready",
+    )
+
+
+def _server_loading(case: Case) -> _Finding | None:
+    return _waiting(case) if case.server_loading else None
+
+
+def _server_down(case: Case) -> _Finding | None:
+    why = case.server_absent
+    if not why:
+        return None
+    return _Finding(
+        Verdict.SERVER_DOWN,
+        f"the server is not there: {why}",
+        "look at the server's log, and start it again: the run goes on with it",
+    )
+
+
+def _spool_full(case: Case) -> _Finding | None:
+    if case.spool is None or not case.spool_is_full:
+        return None
+    room = case.spool.headroom_bytes or 0
+    return _Finding(
+        Verdict.SPOOL_FULL,
+        f"the spool {case.spool.path} has room for {room:,} bytes more",
+        "look who fills that memory (ls -l, df), and remove what is not needed; "
+        "or give a smaller --spool-budget-gb and a larger tmpfs",
+    )
+
+
+def _dump_unread(case: Case) -> _Finding | None:
+    unread = case.unread_dumps
+    if not unread:
+        return None
+    oldest = max(file.age_seconds for file in unread)
+    return _Finding(
+        Verdict.DUMP_UNREAD,
+        f"{len(unread)} finished dumps lie in the spool unread, the oldest for {oldest:.0f} s",
+        f"the client does not take them: keep the stacks below, kill the run, and {RERUN}: "
+        "the dumps are used then",
+    )
+
+
+def _server_hung(case: Case) -> _Finding | None:
+    why = case.server_hangs()
+    if why is None:
+        return None
+    advice = "look at the server's log and its GPUs, and restart it: the run goes on with it"
+    if case.server_stopped:
+        advice = f"let it go on: kill -CONT {case.server_pid}"
+    return _Finding(Verdict.SERVER_HUNG, f"the server hangs: {why}", advice)
+
+
+def _dump_missing(case: Case) -> _Finding | None:
+    if not case.in_flight:
+        return None
+    return _Finding(
+        Verdict.DUMP_MISSING,
+        f"{case.in_flight} requests wait, the server has nothing more to do, and their dumps did "
+        "not come",
+        "look in the server's log for what the plugin says of them; the client asks again when "
+        "the requests expire (--request-timeout)",
+    )
+
+
+def _inexplicable(case: Case) -> _Finding:
+    age = case.progress_age_seconds
+    since = f"for {age:.0f} s" if age < math.inf else "that can be seen"
+    return _stuck(f"no progress {since}, while disk, spool and server look well", case.stage_hang())
+
+
+RULES: tuple[Callable[[Case], _Finding | None], ...] = (
+    _finished,
+    _client_stopped,
+    _output_blocked,
+    _plan_mismatch,
+    _output_refuses,
+    _client_dead,
+    _moving,
+    _loop_stuck,
+    _busy_before_the_first_request,
+    _stage_stuck,
+    _spool_full,
+    _server_loading,
+    _server_down,
+    _dump_unread,
+    _server_hung,
+    _dump_missing,
+    _inexplicable,
+)
+"""The first that holds gives the verdict; the last always does."""

@@ -1,0 +1,240 @@
+"""What is looked at in a child: the store and its disk, the server's health and log, the GPUs.
+
+Every function here may hang. What they return goes through JSON.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import ssl
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from extraction.page import is_locked
+from hsstore.claims import Claim
+from hsstore.errors import HsstoreError
+from hsstore.store import Store
+
+if TYPE_CHECKING:
+    from extraction.diagnosis.child import Tell
+
+LOG_LINES: Final = 5
+_LOG_BYTES: Final = 64 << 10
+_LINE_CHARACTERS: Final = 300
+_PROBE_BYTES: Final = 4096
+_NOT_OURS: Final = {errno.EACCES, errno.EPERM}
+_NO_UNNAMED_FILES: Final = {errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL}
+
+
+def look_at_output(store: str, aliases: list[str], tell: Tell) -> dict[str, Any]:
+    """Look at the file system, the store's completion and its claims.
+
+    Parameters
+    ----------
+    aliases
+        Other paths: those that lead to this very store are returned.
+    """
+    found: dict[str, Any] = {}
+    tell(f"stat of {store}")
+    found["exists"] = Path(store).exists()
+    place = _existing(Path(store))
+    tell(f"statvfs of {place}")
+    found |= _space(place)
+    found["same"] = [path for path in aliases if _is_same(store, path)]
+    if found["exists"]:
+        tell(f"reading {store}/zarr.json")
+        found |= _look_at_store(Path(store), tell)
+    return found
+
+
+def try_to_write(store: str, tell: Tell) -> dict[str, Any]:
+    """Create a file without a name beside the store, write to it, and let it go.
+
+    It leaves nothing behind, however it ends. Not every file system can do that.
+    """
+    place = Path(f"{store}.runs")
+    if not place.is_dir():
+        place = _existing(Path(store).parent)
+    tell(f"writing to a file without a name in {place}")
+    try:
+        descriptor = os.open(place, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno in _NOT_OURS:
+            return {"untried": f"we may not write in {place}"}
+        if error.errno in _NO_UNNAMED_FILES:
+            return {"untried": f"{place} has no files without a name"}
+        return {"error": f"{place}: {error.strerror}"}
+    try:
+        os.write(descriptor, bytes(_PROBE_BYTES))
+        os.fsync(descriptor)
+    except OSError as error:
+        return {"error": f"{place}: {error.strerror}"}
+    finally:
+        os.close(descriptor)
+    return {}
+
+
+def ask_for_health(url: str, timeout_seconds: float, tell: Tell) -> dict[str, str]:
+    """Ask a server for `/health`; no proxy, and a certificate is not what this is about."""
+    tell(f"GET {url}/health")
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+    )
+    try:
+        with opener.open(f"{url.rstrip('/')}/health", timeout=timeout_seconds) as response:
+            return {"health": "ok", "detail": f"status {response.status}"}
+    except urllib.error.HTTPError as error:
+        alive = error.code < 500  # such as 401: it answers
+        return {"health": "ok" if alive else f"status {error.code}", "detail": str(error.reason)}
+    except (OSError, urllib.error.URLError) as error:
+        reason = getattr(error, "reason", error)
+        return _no_health(reason if isinstance(reason, BaseException) else error)
+
+
+def _no_health(error: BaseException) -> dict[str, str]:
+    if isinstance(error, TimeoutError):
+        return {"health": "no answer", "detail": str(error)}
+    if isinstance(error, ConnectionResetError):
+        return {"health": "reset", "detail": str(error)}
+    return {"health": "refused", "detail": str(error)}
+
+
+def read_log_tail(path: str, tell: Tell) -> list[str]:
+    """Read the last lines of a server's log."""
+    tell(f"reading {path}")
+    with Path(path).open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _LOG_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()
+    return [line[:_LINE_CHARACTERS] for line in lines if line.strip()][-LOG_LINES:]
+
+
+def look_at_gpus(tell: Tell) -> list[dict[str, Any]]:
+    """Ask NVML for the GPUs of this machine.
+
+    Raises
+    ------
+    ImportError
+        The extra `gpu` is not installed.
+    Exception
+        NVML's own: no driver, no GPU.
+    """
+    tell("asking NVML")
+    import pynvml  # noqa: PLC0415  # an extra
+
+    pynvml.nvmlInit()
+    gpus = []
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        device = pynvml.nvmlDeviceGetHandleByIndex(index)
+        memory = pynvml.nvmlDeviceGetMemoryInfo(device)
+        gpus.append(
+            {
+                "name": f"{index} {pynvml.nvmlDeviceGetName(device)}",
+                "busy_percent": int(pynvml.nvmlDeviceGetUtilizationRates(device).gpu),
+                "memory_used_bytes": int(memory.used),
+                "memory_bytes": int(memory.total),
+            }
+        )
+    return gpus
+
+
+def _existing(path: Path) -> Path:
+    while not path.is_dir() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def _space(place: Path) -> dict[str, Any]:
+    status = os.statvfs(place)
+    return {
+        "free_bytes": status.f_bavail * status.f_frsize,
+        "total_bytes": status.f_blocks * status.f_frsize,
+        # A file system that does not count its inodes says 0 of 0.
+        "free_inodes": status.f_favail if status.f_files else None,
+        "read_only": bool(status.f_flag & os.ST_RDONLY),
+    }
+
+
+def _is_same(store: str, path: str) -> bool:
+    try:
+        return Path(store).samefile(path)
+    except OSError:
+        return False
+
+
+def _look_at_store(path: Path, tell: Tell) -> dict[str, Any]:
+    try:
+        store = Store.open(path)
+        tell(f"reading {path}/complete")
+        completion = store.completion()
+        tell(f"reading {path}/runs")
+        runs = store.runs()
+    except HsstoreError as error:
+        return {"unreadable_plan": str(error)}
+    found: dict[str, Any] = {
+        "capture_hash": store.spec.model.capture_hash,
+        "samples": len(store),
+        "complete": int(completion.complete.sum()),
+        "failed": int((completion.failed > 0).sum()),
+    }
+    if runs:
+        last = runs[-1]
+        found["last_result"] = last.result or ""
+        found["spool"] = str(last.options.get("spool") or "")
+        found["server"] = str(last.options.get("server") or "")
+    tell(f"reading {store.runs_path}")
+    found["claims"] = _claims(store.runs_path / "claims")
+    found["newest_write_age_seconds"] = _newest_write(path)
+    return found
+
+
+def _claims(directory: Path) -> list[dict[str, Any]]:
+    """Return the owner of each claimed span once, and whether it is known to live."""
+    owners: dict[str, Claim] = {}
+    try:
+        paths = [path for path in directory.iterdir() if path.name.isdigit()]
+    except OSError:
+        return []
+    for path in paths:
+        try:
+            claim = Claim.model_validate_json(path.read_bytes())
+        except (OSError, ValueError):
+            continue
+        owners[claim.run] = claim
+    me = Claim.of_this_process("doctor")
+    return [
+        {
+            "run": claim.run,
+            "pid": claim.pid,
+            "host": claim.host,
+            "since": claim.since,
+            "local": claim.shares_locks_with(me),
+            "held": _is_held(directory / f"{claim.run}.lock"),
+        }
+        for claim in owners.values()
+    ]
+
+
+def _is_held(lock: Path) -> bool:
+    try:
+        return is_locked(lock)
+    except OSError:
+        return False
+
+
+def _newest_write(store: Path) -> float | None:
+    """Return the seconds since anything was written into the store's states or bits."""
+    newest = 0.0
+    for name in ("hidden_states", "complete"):
+        try:
+            with os.scandir(store / name) as entries:
+                newest = max(newest, *(entry.stat().st_mtime for entry in entries), 0.0)
+        except OSError:
+            continue
+    return max(0.0, time.time() - newest) if newest else None

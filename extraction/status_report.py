@@ -1,0 +1,214 @@
+"""Collect how the runs on a store are doing, though its file system may hang.
+
+First what lies in shared memory; the store's own files, and the copies of other hosts beside it,
+are read by a child process with a deadline.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from extraction.diagnosis.child import Child
+from extraction.diagnosis.find import find_pages
+from extraction.page import read_page
+from extraction.status import RunStatus, WatchStatus, parse_status, parse_watch, watch_path
+from extraction.watchdog.copies import STALL, STATUS, runs_directory
+from hsstore.errors import HsstoreError
+from hsstore.report import RunReport, StageReport, StallReport, StatusReport, Verdict
+from hsstore.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Literal
+
+    from extraction.diagnosis.child import Tell
+    from extraction.diagnosis.find import FoundPage
+
+DEADLINE_SECONDS = 3.0
+SHOWN_COPIES = 5
+
+
+class StatusReader:
+    """Reads the status of one store, as often as wanted.
+
+    Parameters
+    ----------
+    store : str
+        Absolute path, as the runs were given it.
+    """
+
+    def __init__(self, store: str) -> None:
+        self._store = store
+        self._hangs = ""
+
+    def read(self) -> StatusReport:
+        """Look now. A file system that did not answer once is not asked again."""
+        pages = find_pages().found
+        local = list(_local(pages, {self._store}))
+        if not local and not self._hangs:
+            local = list(_local(pages, self._other_names(pages)))
+        disk = self._ask_disk()
+        known = {run.run for run in local}
+        copies = [run for run in _copies(disk.get("copies", [])) if run.run not in known]
+        copies.sort(key=lambda run: run.age_seconds)
+        return StatusReport(
+            store=self._store,
+            samples=disk.get("samples"),
+            complete=disk.get("complete"),
+            failed=disk.get("failed"),
+            unread=self._hangs or disk.get("unread", ""),
+            runs=(*local, *copies[:SHOWN_COPIES]),
+        )
+
+    def _other_names(self, pages: tuple[FoundPage, ...]) -> set[str]:
+        """Return the other paths under which runs know this store."""
+        stores = sorted({page.status.store for page in pages})
+        child = Child(lambda tell: _same_stores(self._store, stores, tell))
+        return set(child.wait(time.monotonic() + DEADLINE_SECONDS).result or ())
+
+    def _ask_disk(self) -> dict[str, Any]:
+        if self._hangs:
+            return {}
+        child = Child(lambda tell: _read_disk(Path(self._store), tell))
+        answer = child.wait(time.monotonic() + DEADLINE_SECONDS)
+        if not answer.answered:
+            self._hangs = f"no answer in {DEADLINE_SECONDS:.0f} s: {answer.last_step}"
+            return {}
+        found: dict[str, Any] = answer.result or {"unread": answer.error}
+        return found
+
+
+def _local(pages: tuple[FoundPage, ...], stores: set[str]) -> Iterator[RunReport]:
+    ours = [page for page in pages if page.status.store in stores]
+    ours.sort(key=lambda page: (page.held, page.status.updated_seconds), reverse=True)
+    for page in ours:
+        source: Literal["live", "dead"] = "live" if page.held else "dead"
+        yield _report(page.status, _watch(read_page(watch_path(page.path))), source)
+
+
+def _watch(body: bytes) -> WatchStatus | None:
+    try:
+        return parse_watch(body)
+    except ValueError:  # of another version
+        return None
+
+
+def _copies(copies: list[list[str]]) -> Iterator[RunReport]:
+    for status, stall in copies:
+        try:
+            found = parse_status(status.encode())
+        except ValueError:
+            continue
+        if found is not None:
+            yield _report(found, _watch(stall.encode()), "copy")
+
+
+def _same_stores(store: str, others: list[str], tell: Tell) -> list[str]:
+    """Return which paths lead to this store. Runs in the child."""
+    same = []
+    for other in others:
+        tell(f"comparing with {other}")
+        with suppress(OSError):
+            if Path(store).samefile(other):
+                same.append(other)
+    return same
+
+
+def _read_disk(store: Path, tell: Tell) -> dict[str, Any]:
+    """Read the completion, and the copies beside the store. Runs in the child."""
+    directory = runs_directory(store)
+    tell(f"reading {directory}")
+    found: dict[str, Any] = {"copies": list(_read_copies(directory))}
+    tell(f"reading {store}")
+    try:
+        completion = Store.open(store).completion()
+    except HsstoreError as error:
+        return found | {"unread": str(error)}
+    complete, failed = int(completion.complete.sum()), int((completion.failed > 0).sum())
+    return found | {"samples": len(completion.complete), "complete": complete, "failed": failed}
+
+
+def _read_copies(directory: Path) -> Iterator[tuple[str, str]]:
+    for path in directory.glob(f"[!.]*{STATUS}"):
+        stall = path.with_name(path.name.removesuffix(STATUS) + STALL)
+        try:
+            yield path.read_text(), stall.read_text() if stall.exists() else ""
+        except FileNotFoundError:  # replaced, or removed with its run, this moment
+            continue
+
+
+def _report(
+    status: RunStatus, watch: WatchStatus | None, source: Literal["live", "dead", "copy"]
+) -> RunReport:
+    now = time.time()
+    complete = status.complete + status.complete_now
+    failed = status.failed + status.failed_now
+    left = max(status.tokens_pending - status.tokens_now, 0)
+    rate = status.tokens_per_second_15min or status.tokens_per_second_1min
+    stored = status.bytes_stored_now
+    return RunReport(
+        run=status.run,
+        source=source,
+        age_seconds=max(now - status.updated_seconds, 0.0),
+        host=status.host,
+        pid=status.worker_pid,
+        phase=status.phase,
+        samples=status.samples,
+        complete=complete,
+        failed=failed,
+        pending=max(status.samples - complete - failed, 0),
+        complete_now=status.complete_now,
+        tokens_now=status.tokens_now,
+        tokens_left=left,
+        tokens_per_second_1min=status.tokens_per_second_1min,
+        tokens_per_second_15min=status.tokens_per_second_15min,
+        bytes_per_second_1min=status.bytes_per_second_1min,
+        ratio=status.bytes_committed_now / stored if stored else None,
+        eta_seconds=left / rate if rate and status.exit_code is None else None,
+        in_flight=status.in_flight,
+        in_flight_cap=status.in_flight_cap,
+        open_blocks=status.open_blocks,
+        retries=status.retries,
+        spool=status.spool,
+        spool_used_bytes=status.spool_used_bytes,
+        spool_budget_bytes=status.spool_budget_bytes,
+        server=status.server,
+        heartbeat_age_seconds=_age(now, status.heartbeat_seconds),
+        progress_age_seconds=max(now - status.progress_seconds, 0.0),
+        stages=tuple(
+            StageReport(
+                name=stage.name,
+                items=stage.items,
+                oldest_age_seconds=_age(now, stage.oldest_since_seconds),
+                detail=stage.detail,
+            )
+            for stage in status.stages
+        ),
+        last_errors=status.last_errors,
+        message=status.message,
+        exit_code=status.exit_code,
+        stall=_stall(watch, now),
+    )
+
+
+def _age(now: float, since: float | None) -> float | None:
+    return max(now - since, 0.0) if since else None
+
+
+def _stall(watch: WatchStatus | None, now: float) -> StallReport | None:
+    if watch is None:
+        return None
+    return StallReport(
+        verdict=Verdict(watch.verdict),
+        stalled_seconds=watch.stalled_seconds,
+        reported_age_seconds=max(now - watch.reported_seconds, 0.0),
+        reports=watch.reports,
+        recovered=watch.recovered_seconds is not None,
+        aborted=watch.aborted,
+        evidence=watch.evidence,
+        advice=watch.advice,
+        kill_cost=watch.kill_cost,
+    )

@@ -1,0 +1,83 @@
+"""What the supervisor may do while every disk hangs: look at /proc and shared memory, and judge."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from extraction.diagnosis.collect import collect_local, status_evidence
+from extraction.spool import ClientInfo, SpoolClient, SpoolServer
+from extraction.status import RunStatus, StageState, StatusPage
+
+PROGRAM = """
+import json, sys
+from pathlib import Path
+from extraction.diagnosis.collect import collect_local
+from extraction.diagnosis.judge import judge
+
+page = Path(sys.argv[1])
+events = []
+def record(event, arguments):
+    if event in {"open", "import", "os.listdir", "os.scandir", "exec", "compile"}:
+        events.append([event, str(arguments[0])])
+sys.addaudithook(record)
+judge(collect_local(page, sample_seconds=0), stalled_seconds=1)
+seen = list(events)
+print(json.dumps(seen))
+"""
+
+
+def test_looking_and_judging_opens_nothing_but_proc_and_shared_memory_and_imports_nothing() -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="hsstore-test-") as name:
+        room = Path(name)
+        with (
+            SpoolServer(room / "spool") as server,
+            SpoolClient(room / "spool", ClientInfo("r1", "x")),
+        ):
+            server.beat(forwards=1, queue_depth=0)
+            page = StatusPage.create(room / "pages", "/nowhere/s.zarr")
+            page.write(
+                RunStatus(
+                    run="r1", store="/nowhere/s.zarr", spool=str(room / "spool"), worker_pid=1
+                )
+            )
+            command: list[str | Path] = [sys.executable, "-c", PROGRAM, page.path]
+            ended = subprocess.run(command, capture_output=True, text=True, check=True)
+            page.remove()
+
+    events = json.loads(ended.stdout)
+    assert len(events) > 5
+    elsewhere = [
+        (event, path)
+        for event, path in events
+        if event in {"import", "compile", "exec"}
+        or not (path.isdigit() or path.startswith(("/proc", "/dev/shm", "/sys/fs/cgroup")))
+    ]
+    assert elsewhere == []
+
+
+def test_a_page_without_a_run_and_a_spool_that_is_gone_are_evidence_too(tmp_path: Path) -> None:
+    page = StatusPage.create(tmp_path / "pages", "/x")
+
+    evidence = collect_local(page.path, tmp_path / "none", sample_seconds=0)
+    page.remove()
+
+    assert evidence.status is None
+    assert evidence.spool is not None
+    assert evidence.spool.missing
+
+
+def test_a_clock_that_was_set_back_makes_no_negative_ages() -> None:
+    later = time.time() + 3600
+    stage = StageState(name="write", items=1, oldest_since_seconds=later)
+    status = RunStatus(run="r", updated_seconds=later, progress_seconds=later, stages=(stage,))
+
+    found = status_evidence(status, held=True)
+
+    assert found.updated_age_seconds == 0
+    assert found.progress_age_seconds == 0
+    assert found.stages[0].oldest_age_seconds == 0

@@ -1,0 +1,237 @@
+"""What is read of real processes, stacks, mounts and children that hang."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from extraction.diagnosis.child import Child
+from extraction.diagnosis.collect import look_at_spool
+from extraction.diagnosis.find import find_pages
+from extraction.diagnosis.mounts import mount_of, read_mounts
+from extraction.diagnosis.probe import ask_for_health, look_at_output, try_to_write
+from extraction.diagnosis.processes import has_open, look_at_process, parent_of
+from extraction.diagnosis.stacks import is_idle, parse_stacks, read_stacks
+from extraction.status import RunStatus, StatusPage
+from hsstore.testing.stores import make_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@contextmanager
+def child(program: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a program that prints a line when it is ready."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, stdin=subprocess.PIPE
+    )
+    with process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            yield process
+        finally:
+            process.kill()
+
+
+def soon(deadline_seconds: float = 20.0) -> float:
+    return time.monotonic() + deadline_seconds
+
+
+def test_a_thread_in_a_read_is_seen_with_its_file(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with child(
+        f"import os; fd = os.open({str(fifo)!r}, os.O_RDWR); print(flush=True); os.read(fd, 1)"
+    ) as process:
+        time.sleep(0.3)
+        (thread,) = look_at_process(process.pid, "worker").threads
+
+        assert parent_of(process.pid) == os.getpid()
+        assert has_open(process.pid, str(fifo))
+        assert not has_open(process.pid, str(fifo) + "2")
+    assert (thread.state, thread.syscall, thread.file) == ("S", "read", str(fifo))
+    assert thread.mount is not None
+    assert not look_at_process(process.pid, "worker").alive
+
+
+def test_a_loop_uses_the_processor_and_a_wait_does_not() -> None:
+    program = """
+import threading, time
+threading.Thread(target=time.sleep, args=(99,), daemon=True).start()
+print(flush=True)
+while True: pass
+"""
+    with child(program) as process:
+        threads = look_at_process(process.pid, "worker", sample_seconds=2.0).threads
+
+    busy, waiting = sorted(threads, key=lambda thread: -thread.cpu_share)
+    assert busy.tid == process.pid
+    assert busy.cpu_share > 0
+    assert waiting.cpu_share == 0
+
+
+def test_a_stopped_process_and_a_zombie_are_told_apart() -> None:
+    with child("print(flush=True); import time; time.sleep(99)") as process:
+        process.send_signal(signal.SIGSTOP)
+        while not (seen := look_at_process(process.pid, "worker")).stopped:
+            time.sleep(0.01)
+        process.kill()
+        while (dead := look_at_process(process.pid, "worker")).alive:
+            time.sleep(0.01)
+
+    assert seen.alive
+    assert [thread.state for thread in dead.threads] in (["Z"], [])
+    assert not dead.killed
+
+
+def test_stacks_come_from_a_process_that_hangs_in_a_lock(tmp_path: Path) -> None:
+    file = tmp_path / "run.stacks"
+    file.touch()
+    program = f"""
+import faulthandler, signal, threading
+file = open({str(file)!r}, "a")
+faulthandler.register(signal.SIGUSR2, file=file, all_threads=True)
+lock = threading.Lock()
+def wait_forever():
+    lock.acquire()
+    lock.acquire()
+threading.Thread(target=wait_forever, daemon=True).start()
+print(flush=True)
+wait_forever()
+"""
+    with child(program) as process:
+        first, problem = read_stacks(process.pid, str(file), patience_seconds=10)
+        second, _ = read_stacks(process.pid, str(file), patience_seconds=10)
+
+    assert problem == ""
+    assert len(first) == len(second) == 2
+    assert all("wait_forever" in stack.frames[0] for stack in first)
+
+
+def test_stacks_that_are_not_offered_send_no_signal(tmp_path: Path) -> None:
+    stacks, problem = read_stacks(os.getpid(), str(tmp_path / "none"))
+
+    assert stacks == ()
+    assert "not offered" in problem
+
+
+def test_an_idle_thread_of_a_pool_is_known_by_its_frame() -> None:
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415
+
+    with ThreadPoolExecutor(1) as pool, tempfile.TemporaryFile() as file:
+        pool.submit(int).result()
+        time.sleep(0.1)
+        faulthandler.dump_traceback(file)
+        file.seek(0)
+        stacks = parse_stacks(file.read().decode().splitlines())
+
+    assert sum(map(is_idle, stacks)) == 1
+
+
+def test_a_mount_is_found_by_spelling_also_where_it_does_not_exist() -> None:
+    mounts = read_mounts()
+    shm = mount_of("/dev/shm/there/is/nothing", mounts)
+
+    assert shm is not None
+    assert (shm.point, shm.kind) == ("/dev/shm", "tmpfs")
+
+
+# --- children -----------------------------------------------------------------------------------
+
+
+def test_a_child_that_hangs_is_left_at_its_deadline_with_its_last_step() -> None:
+    def hang(tell: object) -> None:
+        tell("counting sheep")  # type: ignore[operator]
+        threading.Event().wait()
+
+    began = time.monotonic()
+    answer = Child(hang).wait(soon(0.3))
+
+    assert not answer.answered
+    assert answer.last_step == "counting sheep"
+    assert time.monotonic() - began < 20
+
+
+def test_a_child_that_hangs_keeps_no_pipe_of_its_parent_open() -> None:
+    program = """
+import threading, time
+from extraction.diagnosis.child import Child
+child = Child(lambda tell: threading.Event().wait(60))
+print("done", flush=True)
+import os; os._exit(0)
+"""
+    began = time.monotonic()
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=50
+    )
+
+    assert ended.stdout == "done\n"
+    assert time.monotonic() - began < 50
+
+
+def test_what_a_child_raises_is_said() -> None:
+    answer = Child(lambda tell: 1 // 0).wait(soon())
+
+    assert answer.answered
+    assert answer.error == "ZeroDivisionError: integer division or modulo by zero"
+
+
+def test_a_store_is_looked_at_and_a_write_leaves_nothing(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "s.zarr", [3, 9, 40])
+    before = sorted(tmp_path.rglob("*"))
+
+    found = look_at_output(str(store.path), [str(tmp_path), str(store.path)], str)
+    written = try_to_write(str(store.path), str)
+
+    assert (found["samples"], found["complete"], found["failed"]) == (3, 0, 0)
+    assert found["same"] == [str(store.path)]
+    assert found["free_bytes"] > 0
+    assert written == {} or "untried" in written
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("damage", ["{}", "not json", '{"zarr_format": 3, "node_type": "group"}'])
+def test_a_store_that_cannot_be_read_is_said(tmp_path: Path, damage: str) -> None:
+    store = make_store(tmp_path / "s.zarr", [3, 9, 40])
+    (store.path / "zarr.json").write_text(damage)
+
+    assert look_at_output(str(store.path), [], str)["unreadable_plan"]
+
+
+def test_a_port_where_nobody_listens_refuses() -> None:
+    assert ask_for_health("http://127.0.0.1:1", 5, str)["health"] == "refused"
+
+
+def test_a_spool_that_is_not_there_is_said(tmp_path: Path) -> None:
+    assert look_at_spool(str(tmp_path / "none")).missing
+
+
+def test_a_run_is_found_by_its_store_and_a_live_one_first(tmp_path: Path) -> None:
+    directory = tmp_path / "hsstore-1"
+    dead = StatusPage.create(directory, "/x/other")
+    dead.write(RunStatus(run="dead", store="/x/s.zarr", updated_seconds=2.0))
+    dead.unlock()
+    live = StatusPage.create(directory, "/x/another")
+    live.write(RunStatus(run="live", store="/x/s.zarr", updated_seconds=1.0))
+
+    pages = find_pages(tmp_path)
+    found = pages.of("/x/s.zarr")
+
+    assert len(pages.found) == 2
+    assert found is not None
+    assert (found.status.run, found.held) == ("live", True)
+    assert pages.of("/x") is None
+    live.remove()
+    dead.remove()

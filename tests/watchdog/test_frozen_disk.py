@@ -1,0 +1,190 @@
+"""The disk freezes in mid write: it is said, seen from everywhere, and survived."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import jsonschema
+
+from tests.extraction.processes import verify, wait_until
+from tests.faults.lab import freeze, thaw
+from tests.watchdog.conftest import SAMPLES
+from tests.watchdog.runs import ask_status, extracting, thread_states
+
+if TYPE_CHECKING:
+    from tests.faults.fake import Fake
+    from tests.faults.lab import Fuse
+    from tests.watchdog.runs import Run
+
+SCHEMA = json.loads((Path(__file__).parents[2] / "schemas" / "status.schema.json").read_text())
+WATCHED_EVENTS = ("open", "import", "os.listdir", "os.scandir", "os.mkdir", "os.rename")
+AUDITED = """
+import os, sys
+out = os.open({record!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+started = False
+def hook(event, arguments):
+    global started
+    if event == "subprocess.Popen" and "extraction.worker" in arguments[1]:
+        started = True
+    elif started and event in {events!r}:
+        os.write(out, f"{{event}} {{arguments[0]}}\\n".encode())
+sys.addaudithook(hook)
+from hsstore.cli import main
+main()
+"""
+"""A whole run whose supervisor notes what it opens and imports once the worker has started."""
+
+
+def freeze_in_mid_write(run: Run, fake: Fake, disk: Path) -> None:
+    """Let some dumps through, and freeze the disk while they are written."""
+    fake.hold()
+    fake.wait_for_requests(20)
+    freeze(disk)
+    fake.release()
+
+
+def test_a_frozen_disk_is_named_while_it_lasts_and_the_run_goes_on_with_the_thaw(
+    disk: Path, fake: Fake, data: Path
+) -> None:
+    store = disk / "store.zarr"
+    arguments = ("--data", data, "--stall-after", "3", "--metrics-port", "0")
+    with extracting(store, fake, *arguments) as run:
+        freeze_in_mid_write(run, fake, disk)
+        said = run.wait_said("a kill would cost")
+        live = ask_status(store)
+        text = subprocess.run(
+            [sys.executable, "-m", "hsstore", "status", store],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        metrics = _scrape(said)
+        thaw(disk)
+        run.wait_said("recovered after ")
+        code = run.wait()
+    after = ask_status(store)
+
+    jsonschema.validate(live, SCHEMA)  # type: ignore[no-untyped-call]
+    report = said[said.index("stalled: no progress for") :]
+    assert ": output-blocked: the output file system does not answer" in report.splitlines()[0]
+    assert 3 <= int(report.split()[4]) <= 8
+    assert str(store) in report
+    assert f"{disk} (ext4" in report
+    (seen,) = live["runs"]
+    assert (seen["source"], seen["phase"]) == ("live", "extracting")
+    assert seen["stall"]["verdict"] == "output-blocked"
+    assert not seen["stall"]["recovered"]
+    blocked = [stage for stage in seen["stages"] if stage["name"].startswith("disk:")]
+    assert blocked[0]["detail"].startswith(str(store))
+    assert blocked[0]["oldest_age_seconds"] > 2
+    assert blocked[0]["detail"] in text
+    assert 'hsstore_stalled{verdict="output-blocked"} 1.0' in metrics
+    assert "hsstore_stall_reports_total 0.0" not in metrics
+    assert "hsstore_stall_reports_total" in metrics
+    assert code == 0, run.log()
+    verify(store, SAMPLES)
+    (ended,) = after["runs"]
+    assert (ended["source"], ended["exit_code"], ended["run"]) == ("copy", 0, seen["run"])
+    assert ended["stall"]["recovered"]
+    copy = (store.with_name("store.zarr.runs") / f"{seen['run']}.log").read_text()
+    assert "output-blocked" in copy
+    assert f"complete: all {SAMPLES} samples" in copy
+
+
+def _scrape(said: str) -> str:
+    url = said.split("metrics on ")[1].split(maxsplit=1)[0]
+    with urllib.request.urlopen(url, timeout=20) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+def test_the_command_returns_though_everything_it_has_lies_on_the_frozen_disk(
+    disk: Path, fake: Fake, data: Path, place: Path
+) -> None:
+    """Standard error and the working directory too; its standard output is read to the end."""
+    store, record = disk / "store.zarr", place / "opened"
+    program = AUDITED.format(record=str(record), events=WATCHED_EVENTS)
+    work = disk / "work"
+    work.mkdir()
+    with extracting(
+        store,
+        fake,
+        *("--data", data, "--stall-after", "2", "--stall-abort", "5", "--metrics-port", "0"),
+        log=disk / "log",
+        cwd=work,
+        program=("-c", program),
+        stdout=subprocess.PIPE,
+    ) as run:
+        freeze_in_mid_write(run, fake, disk)
+        output, _ = run.process.communicate(timeout=90)
+        code = run.process.returncode
+        status = run.status()
+        assert status is not None
+        states = thread_states(status.worker_pid)
+        seen = ask_status(store)
+        thaw(disk)
+        wait_until(lambda: not thread_states(status.worker_pid) - {"Z"})
+        log = run.log()
+    with extracting(store, fake) as again:
+        code_again = again.wait()
+
+    assert (code, output) == (75, b""), log
+    assert "D" in states
+    (dead,) = seen["runs"]
+    assert dead["source"] == "dead"
+    assert dead["stall"]["aborted"]
+    assert dead["stall"]["verdict"] == "output-blocked"
+    assert "(--stall-abort): the worker" in log
+    opened = [line for line in record.read_text().splitlines() if not _is_memory(line)]
+    assert opened == []
+    assert code_again == 0, again.log()
+    verify(store, SAMPLES)
+
+
+def _is_memory(line: str) -> bool:
+    name = line.split(" ", 1)[1]
+    return name.isdigit() or name.startswith(("/proc/", "/sys/", "/dev/shm/", "/dev/null"))
+
+
+def test_a_restart_waits_until_the_old_worker_is_gone_and_then_completes_the_store(
+    disk: Path, fake: Fake, data: Path
+) -> None:
+    store = disk / "store.zarr"
+    arguments = ("--data", data, "--stall-after", "2", "--stall-abort", "4", "--restart", "1")
+    with extracting(store, fake, *arguments) as run:
+        freeze_in_mid_write(run, fake, disk)
+        said = run.wait_said("waiting for the killed worker")
+        thaw(disk)
+        run.wait_said("starting again (1 of 1)")
+        code = run.wait()
+
+    assert "starting again" not in said
+    assert code == 0, run.log()
+    verify(store, SAMPLES)
+
+
+def test_where_even_looking_hangs_status_still_answers_and_the_run_still_ends(
+    hanging: Fuse, fake: Fake, data: Path
+) -> None:
+    """A network file system that is gone: reads and stat wait too, and the process is in state S."""
+    store = hanging.mount / "store.zarr"
+    arguments = ("--data", data, "--stall-after", "3", "--stall-abort", "15")
+    with extracting(store, fake, *arguments, cwd=hanging.mount) as run:
+        fake.hold()
+        fake.wait_for_requests(20)
+        with hanging.set("hang"):
+            fake.release()
+            said = run.wait_said("a kill would cost")
+            seen = ask_status(store)
+            code = run.wait()
+
+    assert ": output-blocked: " in said
+    assert str(store) in said
+    assert seen["runs"][0]["stall"]["verdict"] == "output-blocked"
+    assert seen["unread"].startswith("no answer in 3 s: reading ")
+    assert code == 75

@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo demo-sglang test test-sglang test-newer check schemas bench wheel clean
+.PHONY: demo demo-sglang test test-sglang test-newer check schemas bench bench-capture wheel clean
 
 demo: .venv/demo-ready
 	$(BIN)/python tools/demo.py
@@ -38,6 +38,10 @@ schemas: .venv/ready
 
 bench: .venv/test-ready
 	$(BIN)/python tools/bench_ingest.py
+
+# What capture costs a real SGLang on the CPU; for a machine that does nothing else.
+bench-capture: .venv/test-ready .venv-sglang/ready
+	$(BIN)/python tools/bench_capture.py
 
 # The storage library on a newer Python, which means a newer zarr too; torch is not needed for it.
 NEWER_PYTHON ?= python3.12

@@ -81,12 +81,17 @@ class BlockSink:
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="disk")
         self._queue: list[_Item] = []
         self._pump: asyncio.Task[None] | None = None
-        self.committed = 0
-        """Samples committed."""
+        self.committed_samples: list[int] = []
+        """In the order of their commits."""
         self.bytes_committed = 0
         """Raw bytes of these samples."""
         self.bytes_stored = 0
         """Their encoded bytes."""
+
+    @property
+    def committed(self) -> int:
+        """Count the samples committed."""
+        return len(self.committed_samples)
 
     async def append(self, open_block: OpenBlock, sample: int, dump: Dump) -> None:
         """Append one checked dump; returns when it is written and its mapping is dropped.
@@ -133,6 +138,23 @@ class BlockSink:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._disk, _drop_writer, open_block)
         open_block.appended.clear()
+
+    async def withdraw(self, samples: list[int]) -> None:
+        """Make samples that were committed pending again.
+
+        Raises
+        ------
+        OutputError, RefusedError
+        """
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._disk, self._withdraw_in_thread, np.array(samples, int))
+        taken_back = set(samples)
+        self.committed_samples = [s for s in self.committed_samples if s not in taken_back]
+
+    def _withdraw_in_thread(self, samples: npt.NDArray[np.int64]) -> None:
+        for span in np.unique(samples // self._store.spec.layout.span_samples).tolist():
+            self._claims.check(span)
+        self._store.withdraw(samples)
 
     def close(self) -> None:
         """End the threads. Does not wait for a disk that does not answer."""
@@ -210,7 +232,7 @@ class BlockSink:
         self.bytes_committed += sum(open_block.tokens[s].size for s in committed) * row_bytes
         for sample in failed:
             open_block.failed.pop(sample)
-        self.committed += len(committed)
+        self.committed_samples += sorted(committed)
 
     def _commit_in_thread(
         self, open_block: OpenBlock, failed: dict[int, FailureReason]

@@ -175,7 +175,8 @@ class Canary:
         self._parts_done = 0
         self._checked_at = 0.0
         self._said: set[tuple[int, str]] = set()
-        self._good_committed = 0
+        self.good_committed = 0
+        """Samples that this run had committed when the last good check began."""
 
     @property
     def record(self) -> CanaryRecord:
@@ -232,16 +233,6 @@ class Canary:
         """
         again = [self._compare_within(sample, flight, budget) for sample in self._alone]
         self._conclude(any(await all_of(again)), committed)
-
-    def suspects(self, committed: int) -> str:
-        """Say how many of the samples that this run has committed may be wrong."""
-        count = committed - self._good_committed
-        if not count:
-            return "nothing was committed since the last good check"
-        return (
-            f"the {count} samples that this run committed after its last good check may be wrong: "
-            "extract into a new store"
-        )
 
     # --- asking -------------------------------------------------------------------------------
 
@@ -339,7 +330,7 @@ class Canary:
             )
         if not compared:
             return
-        self._good_committed = committed
+        self.good_committed = committed
         for one in slots:
             if one.verdict != "same" and (one.slot, one.verdict) not in self._said:
                 self._said.add((one.slot, one.verdict))

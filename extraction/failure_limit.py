@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hsstore.errors import HsstoreError
-from hsstore.spec import FailureReason
 
 if TYPE_CHECKING:
     from extraction.check import Fault
@@ -43,8 +42,6 @@ class FailureLimit:
         ------
         TooManyFailuresError
         """
-        if fault.reason is FailureReason.TOO_LARGE:  # known before the start, and asked for
-            return
         self._failed += 1
         self._in_row += 1
         if self._failed > self._allowed or self._in_row > self._allowed_in_row:

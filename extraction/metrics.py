@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from extraction.status import Phase, RunStatus
 from hsstore.errors import InputError
-from hsstore.report import Verdict
+from hsstore.verdict import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

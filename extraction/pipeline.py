@@ -14,10 +14,11 @@ import asyncio
 import logging
 import math
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
+from extraction.attempts import Attempts
 from extraction.block_order import by_block, open_cap
 from extraction.block_sink import OpenBlock
 from extraction.budget import ByteBudget
@@ -48,10 +49,6 @@ log = logging.getLogger(__name__)
 STRAGGLER_SECONDS = 30.0
 """When no new block may be opened, those that got nothing for so long are committed in part; what
 comes later reopens them."""
-FIRST_PAUSE_SECONDS = 0.25
-MAX_PAUSE_SECONDS = 10.0
-AWAY_COSTS_AN_ATTEMPT = 8
-"""A sample whose request alone breaks so often in a row, while the server is healthy, is bad."""
 
 
 class Pipeline:
@@ -223,44 +220,45 @@ class Pipeline:
         self, open_block: OpenBlock, sample: int, salvaged: RequestId | None
     ) -> Fault | None:
         """Get one sample appended; return why not when its attempts are used up."""
-        attempts = away_in_row = 0
-        pause = FIRST_PAUSE_SECONDS
+        options = self._options
+        tries = Attempts(options.max_attempts, skip_too_large=options.skip_too_large)
         while True:
             try:
-                fault = await self._attempt(open_block, sample, salvaged)
+                fault = await self._attempt(open_block, sample, salvaged, alone=tries.alone)
                 if fault is None:
                     self._failure_limit.good()
                     return None
-                attempts += 1
+                tries.failed()
             except ServerBusyError as error:
-                self._make_room(sample)
-                fault = Fault(FailureReason.REFUSED, str(error))
+                fault = self._make_room(sample, tries, error)
             except ServerAwayError as error:
-                self._requester.park()
-                fault = Fault(FailureReason.REFUSED, str(error))
-                away_in_row += 1
-                attempts += away_in_row % AWAY_COSTS_AN_ATTEMPT == 0
-            if attempts >= self._options.max_attempts:
+                fault = tries.away(error)
+                self._requester.park(error)
+            if tries.over:
                 return fault
             self._note_retry(sample, fault)
             salvaged = None
             with self.stages.at("retry", f"sample {sample}"):
-                await asyncio.sleep(pause)
-            pause = min(2 * pause, MAX_PAUSE_SECONDS)
+                await asyncio.sleep(tries.next_pause_seconds())
 
-    def _make_room(self, sample: int) -> None:
+    def _make_room(self, sample: int, tries: Attempts, error: ServerBusyError) -> Fault:
         """Answer a spool that is full whatever our budget says: others may use its memory too."""
-        self.flight.busy()
+        alone = not self.flight.in_flight and not self._spool.scan().finished
+        self.flight.busy(str(error))
         self._relieve(self._dump_bytes(sample))
         self._spool.trim_free(0)
+        return tries.busy(error, alone=alone)
 
     async def _attempt(
-        self, open_block: OpenBlock, sample: int, salvaged: RequestId | None
+        self, open_block: OpenBlock, sample: int, salvaged: RequestId | None, *, alone: bool
     ) -> Fault | None:
         """Ask once, or take the salvaged dump; check, and append."""
         rid = salvaged or self._new_rid(sample)
+        if alone:  # also of what is appended: whether the server has room for this one shows then
+            self._relieve(self.spool_budget.used_bytes)
         try:
-            dump = await self._fetch(rid, open_block.tokens[sample], salvaged=bool(salvaged))
+            tokens = open_block.tokens[sample]
+            dump = await self._fetch(rid, tokens, salvaged=bool(salvaged), alone=alone)
         except RequestRefusedError as error:
             return Fault(FailureReason.REFUSED, str(error))
         except (DumpMissingError, CaptureFailedError, DumpError) as error:
@@ -272,13 +270,13 @@ class Pipeline:
         return fault
 
     async def _fetch(
-        self, rid: RequestId, tokens: npt.NDArray[np.int32], *, salvaged: bool
+        self, rid: RequestId, tokens: npt.NDArray[np.int32], *, salvaged: bool, alone: bool
     ) -> Dump:
         if salvaged:
             return self._spool.open_dump(rid)
         self.stages.enter("queue", rid)
         try:
-            async with self.flight.seat():
+            async with self.flight.seat(alone=alone):
                 await self._requester.wait_until_up()
                 self.stages.leave("queue", rid)
                 with self.stages.at("request", rid):
@@ -363,17 +361,14 @@ class Pipeline:
             self._spool.discard(rid)
             self._discharge(sample)
 
-    async def _forsake(self, error: CanaryError) -> None:
-        """Commit nothing more of what is appended, and say how far back it may be wrong.
-
-        Raises
-        ------
-        CanaryError
-        """
+    async def _forsake(self, error: CanaryError) -> NoReturn:
+        """Commit nothing more, and take back what was committed since the last good check."""
         for open_block in self.open_blocks.values():
             await self._sink.discard(open_block)
-        told = self.canary.suspects(self._sink.committed) if self.canary else ""
-        raise CanaryError(f"{error}; {told}") from error
+        suspect = self._sink.committed_samples[self.canary.good_committed if self.canary else 0 :]
+        await self._sink.withdraw(suspect)
+        told = f"{len(suspect)} samples committed since the last good check are pending again"
+        raise CanaryError(f"{error}. {told}") from error
 
     async def _close(self, *, after_error: bool) -> None:
         """Commit every open block as far as it is appended."""
@@ -392,7 +387,8 @@ class Pipeline:
         open_block.failed[sample] = fault.reason
         self.failed_now += 1
         log.warning("sample %d failed (%s): %s", sample, fault.reason.label, fault.message)
-        self._failure_limit.bad(sample, fault)
+        if not self._too_large(sample):  # else known before the start, and asked for
+            self._failure_limit.bad(sample, fault)
 
     def _note_retry(self, sample: int, fault: Fault) -> None:
         self.retries += 1

@@ -45,6 +45,11 @@ NO_FAULT = {ErrorReason.FULL, ErrorReason.OVERRUN}
 class ServerBusyError(Exception):
     """The server had no room for the capture: ask later, with fewer requests in flight."""
 
+    def __init__(self, message: str, *, full: bool) -> None:
+        super().__init__(message)
+        self.full = full
+        """Whether it is the spool that had no room, not the server's buffers."""
+
 
 class DumpMissingError(Exception):
     """The server answered, or stands still, and no dump came."""
@@ -279,5 +284,5 @@ class _Patience:
 def _raise_for(failure: CaptureFailure) -> None:
     message = f"{failure.reason}: {failure.detail}"
     if failure.reason in NO_FAULT:
-        raise ServerBusyError(message)
+        raise ServerBusyError(message, full=failure.reason is ErrorReason.FULL)
     raise CaptureFailedError(message)

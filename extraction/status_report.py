@@ -17,8 +17,9 @@ from extraction.page import read_page
 from extraction.status import RunStatus, WatchStatus, parse_status, parse_watch, watch_path
 from extraction.watchdog.copies import STALL, STATUS, runs_directory
 from hsstore.errors import HsstoreError
-from hsstore.report import RunReport, StageReport, StallReport, StatusReport, Verdict
+from hsstore.report import RunReport, StageReport, StallReport, StatusReport
 from hsstore.store import Store
+from hsstore.verdict import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

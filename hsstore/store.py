@@ -302,6 +302,21 @@ class Store:
                 failed[inside - where.start] = FailureReason.NONE
                 self._arrays.write("failed", where, failed)
 
+    def withdraw(self, samples: npt.NDArray[np.int64]) -> None:
+        """Make complete samples pending again: their states turned out to be wrong.
+
+        The bit goes first. What is left of them in a shard is dropped when its block is reopened.
+        """
+        with self._commit_lock:
+            for span in np.unique(samples // self.spec.layout.span_samples).tolist():
+                where = self.layout.span_slice(span)
+                inside = samples[(samples >= where.start) & (samples < where.stop)] - where.start
+                state = self.completion(where)
+                state.complete[inside] = False
+                self._arrays.write("complete", where, state.complete)
+                state.digest[inside] = 0
+                self._arrays.write("digest", where, state.digest)
+
     def _write_completion(
         self, span: int, digests: Mapping[int, int], failed: Mapping[int, FailureReason]
     ) -> None:

@@ -12,6 +12,7 @@ root. Prints figures as Markdown; exit code 1 when an invariant does not hold.
 from __future__ import annotations
 
 import argparse
+import logging
 import random
 import signal
 import sys
@@ -264,12 +265,13 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    logging.basicConfig(level=logging.ERROR)  # the fake server's warnings are as wanted
     chance, figures = random.Random(arguments.seed), Figures()  # noqa: S311
     began = time.monotonic()
     until = began + 60 * arguments.minutes
     number = 0
     while time.monotonic() < until:
-        with lab.room() as room, ExitStack() as stack:
+        with lab.room("hsstore-soak-") as room, ExitStack() as stack:
             soak_one(room, stack, number, until, chance, figures)
         number += 1
     time.sleep(LAST_WORDS_SECONDS)
@@ -304,7 +306,7 @@ def soak_one(
 
 def _is_ours(process: psutil.Process) -> bool:
     try:
-        return any("hsstore-lab-" in one for one in process.cmdline())
+        return any("hsstore-soak-" in one for one in process.cmdline())
     except psutil.Error:
         return False
 

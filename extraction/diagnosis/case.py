@@ -222,8 +222,7 @@ class Case:
         if thread.file and thread.file.startswith("/"):
             same_mount = bool(thread.mount) and thread.mount == self.output_mount
             return same_mount or (bool(store) and thread.file.startswith(store))
-        channel = thread.wait_channel or ""
-        return thread.state == "D" or channel.startswith(_DISK_WAITS)
+        return thread.state == "D" or is_disk_wait(thread.wait_channel)
 
     def _where(self, thread: ThreadEvidence) -> str:
         """Say in what a thread waits: by the kernel, or else by what the client says it does."""
@@ -347,6 +346,15 @@ class Case:
         """Whether the server has answered all that it was asked for, as the client says."""
         answered = self.status.stage("answered") if self.status else None
         return answered is not None and answered.items >= self.in_flight > 0
+
+
+def is_disk_wait(wait_channel: str | None) -> bool:
+    """Tell whether a kernel function is one in which a thread waits for a file system.
+
+    >>> is_disk_wait("request_wait_answer"), is_disk_wait("do_epoll_wait"), is_disk_wait(None)
+    (True, False, False)
+    """
+    return (wait_channel or "").startswith(_DISK_WAITS)
 
 
 def _hang(thread: ThreadEvidence | None, frames: tuple[str, ...]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from extraction.diagnosis.case import is_disk_wait
 from extraction.diagnosis.stacks import is_idle, shorten
 from hsstore.report import KillCost
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
         SpoolEvidence,
         SpoolFileEvidence,
         StatusEvidence,
+        ThreadEvidence,
     )
 
 BUSY_SHARE = 0.1
@@ -91,7 +93,7 @@ def _process(process: ProcessEvidence) -> Iterator[str]:
     counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     yield f"{name}: {len(process.threads)} threads: {counts}"
     for thread in process.threads:
-        if thread.state in "DTt" or _in_a_file(thread.file) or thread.cpu_share > BUSY_SHARE:
+        if _is_telling(thread):
             busy = f", {thread.cpu_share:.0%} of a core" if thread.cpu_share > BUSY_SHARE else ""
             yield f"{process.role}: {thread.describe()}{busy}"
     hidden = Counter(thread.unreadable for thread in process.threads if thread.unreadable)
@@ -99,8 +101,12 @@ def _process(process: ProcessEvidence) -> Iterator[str]:
         yield f"{process.role}: of {count} threads {reason}"
 
 
-def _in_a_file(file: str | None) -> bool:
-    return file is not None and file.startswith("/") and not file.startswith("/dev/")
+def _is_telling(thread: ThreadEvidence) -> bool:
+    """Whether a thread does more than wait for work."""
+    file = thread.file or ""
+    in_a_file = file.startswith("/") and not file.startswith("/dev/")
+    blocked = thread.state in "DTt" or is_disk_wait(thread.wait_channel)
+    return blocked or in_a_file or thread.cpu_share > BUSY_SHARE
 
 
 def _stacks(process: ProcessEvidence) -> Iterator[str]:

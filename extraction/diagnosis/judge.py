@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from extraction.diagnosis.case import Case
 from extraction.diagnosis.describe import describe, kill_cost
-from hsstore.report import Diagnosis, Verdict
+from hsstore.report import Diagnosis
+from hsstore.verdict import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,8 @@ from extraction.diagnosis.judge import judge
 from extraction.page import CAPACITY_BYTES
 from extraction.status import DETAIL_CHARACTERS, WatchStatus, parse_watch, stacks_path
 from extraction.watchdog.stall import StallClock
-from hsstore.report import Diagnosis, KillCost, Verdict
+from hsstore.report import Diagnosis, KillCost
+from hsstore.verdict import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable

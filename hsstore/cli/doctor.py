@@ -8,7 +8,7 @@ import typer
 
 from hsstore.cli.app import app
 from hsstore.cli.options import AsJson, StorePath
-from hsstore.report import Verdict
+from hsstore.verdict import Verdict
 
 if TYPE_CHECKING:
     from hsstore.report import Diagnosis

@@ -23,7 +23,7 @@ from extraction.diagnosis.evidence import (
     ThreadEvidence,
 )
 from extraction.diagnosis.judge import judge
-from hsstore.report import Verdict
+from hsstore.verdict import Verdict
 
 GB = 1 << 30
 STORE, MOUNT = "/data/s.zarr", "/data (nfs4, box:/x)"

@@ -7,11 +7,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jsonschema
 
-from hsstore.report import Diagnosis, Verdict
+from hsstore.report import Diagnosis
+
+if TYPE_CHECKING:
+    from hsstore.verdict import Verdict
 
 SCHEMA = Path(__file__).parents[2] / "schemas" / "doctor.schema.json"
 STALL_SECONDS = 4.0

@@ -52,11 +52,12 @@ def ext4(
     options = ["-N", str(inodes)] if inodes else []
     _run("mkfs.ext4", "-q", "-F", *options, image)
     _run("mount", "-o", "loop", image, mount)
-    try:
-        yield mount
-    finally:
-        thaw(mount)
-        unmount(mount)
+    with _guarded(mount):
+        try:
+            yield mount
+        finally:
+            thaw(mount)
+            unmount(mount)
 
 
 @contextmanager
@@ -164,14 +165,33 @@ def fuse(directory: Path, *arguments: str) -> Iterator[Fuse]:
             start_new_session=True,
         )
     try:
-        _wait_for_mount(mount, server, directory / "fuse.log")
-        yield Fuse(mount, backing, control)
+        with _guarded(mount):
+            _wait_for_mount(mount, server, directory / "fuse.log")
+            yield Fuse(mount, backing, control)
     finally:
         for fault in control.iterdir():
             fault.unlink(missing_ok=True)
         unmount(mount)
         server.kill()  # answers whoever still waits with an error
         server.wait()
+
+
+@contextmanager
+def _guarded(mount: Path) -> Iterator[None]:
+    """Have a mount undone also when this process is killed: a helper waits for its end."""
+    undo = 'read -r _; fsfreeze -u "$1"; umount -l "$1"'
+    guard = subprocess.Popen(
+        ["sh", "-c", undo, "hsstore-guard", mount],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    with guard:
+        try:
+            yield
+        finally:
+            guard.kill()
 
 
 def unmount(mount: Path) -> None:

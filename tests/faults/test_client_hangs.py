@@ -14,7 +14,7 @@ import pytest
 from extraction.options import DataOptions, ExtractOptions
 from extraction.status import run_directory
 from extraction.watchdog.pages import RunPages
-from hsstore.report import Verdict
+from hsstore.verdict import Verdict
 from tests.extraction.processes import wait_until
 from tests.faults.asking import expect
 from tests.faults.conftest import SAMPLES
@@ -109,12 +109,19 @@ def server(room: Path) -> Iterator[Fake]:
         yield fake
 
 
-@pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize(
-    ("how", "text"), [(LOCK, "a deadlock"), (SPIN, "an endless loop")], ids=["lock", "loop"]
+    ("how", "text", "place"),
+    [
+        (LOCK, "a deadlock", "the event loop"),
+        (LOCK, "a deadlock", "the disk's thread"),
+        (LOCK, "a deadlock", "an encoder"),
+        (SPIN, "an endless loop", "the event loop"),
+        (SPIN, "an endless loop", "a checker"),
+    ],
+    ids=["lock-loop", "lock-disk", "lock-encoder", "spin-loop", "spin-checker"],
 )
 def test_a_deadlock_and_an_endless_loop_are_told_apart_by_stack_and_processor(
-    room: Path, server: Fake, data: Path, place: str, how: str, text: str
+    room: Path, server: Fake, data: Path, how: str, text: str, place: str
 ) -> None:
     module, owner, name = PLACES[place]
     program = PROGRAM.format(how=how, module=module, owner=owner, name=name)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from hsstore.report import Verdict
 from hsstore.store import Store
+from hsstore.verdict import Verdict
 from tests.extraction.processes import SMALL_STORE, Extraction, left_claims, verify, wait_until
 from tests.faults.asking import STALL_SECONDS, expect
 from tests.faults.conftest import SAMPLES

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hsstore.report import Diagnosis, Verdict
+from hsstore.report import Diagnosis
+from hsstore.verdict import Verdict
 from tests.extraction.processes import SMALL_STORE, Extraction
 from tests.faults.conftest import SAMPLES
 from tests.faults.fake import serving

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 CHATS = Path(__file__).parents[1] / "data/mtbench_chats.jsonl"
 SHARED_TOKENS = 70
+KEEP_ALL = ("--min-loss-tokens", "0")
+"""Also conversations that are cut off before an answer of theirs begins."""
 _SYSTEM = (
     "You are a careful assistant. Answer in plain words, say what you do not know, and keep to "
     "what was asked. Show your work where numbers are involved, and name the units. When the "

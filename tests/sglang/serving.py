@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-sglang/bin/python"
-READY_SECONDS = 600.0
+READY_SECONDS = 280.0
 """A start takes 15 to 40 s on an idle machine."""
 
 _MARK = "HS_TEST_SERVER"
@@ -49,6 +49,8 @@ class SglangServer(Server):
         A command that runs this command, such as `unshare`.
     user
         Who it runs as behind `prefix`, and whose its directory becomes.
+    witness
+        Where the witness writes, instead of into `directory`.
     """
 
     def __init__(
@@ -61,12 +63,13 @@ class SglangServer(Server):
         environment: Mapping[str, str] | None = None,
         spool: Path | None = None,
         user: int | None = None,
+        witness: Path | None = None,
     ) -> None:
         super().__init__(model, directory, *arguments)
         self.spool = spool or self.spool
         self.model = model
-        self.witness = directory / "witness"
-        self.witness.mkdir()
+        self.witness = witness or directory / "witness"
+        self.witness.mkdir(exist_ok=True)
         self.sglang_log = directory / "sglang.log"
         self._sglang = sglang
         self._prefix = prefix
@@ -187,11 +190,14 @@ def serving(model: Path, *arguments: str, **options: Any) -> Iterator[SglangServ
 
 
 def _shared_memory_of(process: psutil.Process) -> set[Path]:
-    """Name the semaphores and queues in /dev/shm that a process uses, which no SIGKILL removes."""
-    found = set()
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines():
-            path = Path(line.partition("/")[1] + line.partition("/")[2])
-            if path.parent == _SHARED_MEMORY and path.exists():
-                found.add(path)
-    return found
+    """Name the semaphores and queues in /dev/shm that a process uses: no SIGKILL removes them.
+
+    By inode: a semaphore is mapped under a name that it had while it was made.
+    """
+    try:
+        lines = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
+    except OSError:
+        return set()
+    mapped = {line.split()[4] for line in lines if f" {_SHARED_MEMORY}/" in line}
+    with os.scandir(_SHARED_MEMORY) as entries:
+        return {Path(entry) for entry in entries if str(entry.inode()) in mapped}

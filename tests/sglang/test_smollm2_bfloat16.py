@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tests.sglang.checks import check_most_came_in_pieces, extract_in_a_crowd
 from tests.sglang.evidence import check_store_equals_transformers, check_store_equals_witness
-from tests.sglang.samples import write_chats
+from tests.sglang.samples import KEEP_ALL, write_chats
 from tests.sglang.serving import serving
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ RELATIVE_ERROR = 0.03
 
 def test_the_store_is_what_the_server_held_bit_for_bit(smollm2: Path, room: Path) -> None:
     data = write_chats(room / "chats.jsonl", SAMPLES)
-    options = ("--data", data, "--model", smollm2, "--max-tokens", str(MAX_TOKENS))
+    options = ("--data", data, "--model", smollm2, "--max-tokens", str(MAX_TOKENS), *KEEP_ALL)
     with serving(smollm2, sglang=("--chunked-prefill-size", "96")) as server:
         path = room / "bfloat16.zarr"
         store = extract_in_a_crowd(path, server, *options, in_flight=SAMPLES)

@@ -13,7 +13,7 @@ from tests.sglang.checks import (
     run_record,
 )
 from tests.sglang.evidence import check_store_equals_transformers, check_store_equals_witness
-from tests.sglang.samples import CHATS, write_chats
+from tests.sglang.samples import CHATS, KEEP_ALL, write_chats
 from tests.sglang.serving import SglangServer, serving
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def server(smollm2: Path) -> Iterator[SglangServer]:
 def store(server: SglangServer, smollm2: Path, room: Path) -> Store:
     """Extract conversations that share a long system prompt."""
     data = write_chats(room / "chats.jsonl", SAMPLES)
-    options = ("--data", data, "--model", smollm2, "--max-tokens", str(MAX_TOKENS))
+    options = ("--data", data, "--model", smollm2, "--max-tokens", str(MAX_TOKENS), *KEEP_ALL)
     return extract_in_a_crowd(room / "float32.zarr", server, *options, in_flight=SAMPLES)
 
 

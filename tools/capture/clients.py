@@ -42,6 +42,8 @@ class Clients:
         """Captures that were given up because the server had no room, and asked for again."""
         self.answer_bytes: list[int] = []
         """JSON text of each round of stock HTTP."""
+        self.answer_rows: list[int] = []
+        """Rows in it: of a prompt in several chunks SGLang sends the last one only."""
         self.parse_seconds: list[float] = []
         """What it takes to parse it."""
 
@@ -63,10 +65,11 @@ class Clients:
             named = list(self._named(ALIEN))
             seconds = await _seconds(_states_of(http, *one, answers) for one in named)
         started = time.perf_counter()
-        for answer in answers:
-            if not json.loads(answer)["meta_info"]["hidden_states"]:
-                raise RuntimeError(f"an answer without hidden states: {answer[:500]!r}")
+        parts = [json.loads(answer)["meta_info"]["hidden_states"] for answer in answers]
         self.parse_seconds.append(time.perf_counter() - started)
+        if not all(parts):
+            raise RuntimeError(f"an answer without hidden states: {min(answers, key=len)[:500]!r}")
+        self.answer_rows.append(sum(len(part[0]) for part in parts))
         self.answer_bytes.append(sum(map(len, answers)))
         return seconds
 
@@ -94,7 +97,8 @@ async def _states_of(
     body = {
         "rid": str(rid),
         "input_ids": tokens.tolist(),
-        "sampling_params": {"max_new_tokens": 0, "temperature": 0},
+        # With no new token, SGLang collects the states and then sends none.
+        "sampling_params": {"max_new_tokens": 1, "temperature": 0},
         "extra_key": str(rid),
         "return_hidden_states": True,
     }

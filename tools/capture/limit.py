@@ -12,21 +12,24 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from extraction.spool import ClientInfo, RequestId, ServerInfo, SpoolClient, SpoolServer
+from extraction.spool import ClientInfo, RequestId, SpoolClient, SpoolServer
 from hsstore_sglang.recorder import Recorder
 from hsstore_sglang.slices import Piece
 from hsstore_sglang.staging import Shape, Staging
-from tools.capture.clients import RUN, Tokens, read
+from tools.capture.clients import RUN, read
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from extraction.spool import ServerInfo
+    from tools.capture.clients import Tokens
+
 IN_FLIGHT: Final = 4
 """Dumps that wait to be read, at most: their files are used again."""
 FORWARDS_STAGED: Final = 4
 PATIENCE_SECONDS: Final = 120.0
-POLL_SECONDS: Final = 0.0005
+POLL_SECONDS: Final = 0.001
 
 
 class HandOver:

@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -72,7 +72,8 @@ def environment_of_servers(threads: int | None) -> dict[str, str]:
 async def with_plugin(
     case: Case, directory: Path, environment: Mapping[str, str]
 ) -> AsyncIterator[str]:
-    """Run `hsstore serve`; yields its URL."""
+    """Run `hsstore serve` with files in a new directory; yields its URL."""
+    _make(directory)
     log = directory / "serve.log"
     with log.open("wb") as file:
         process = await asyncio.create_subprocess_exec(
@@ -91,10 +92,10 @@ async def with_plugin(
 async def _ready_url(process: asyncio.subprocess.Process, log: Path) -> str:
     async with asyncio.timeout(READY_SECONDS):
         while process.returncode is None:
-            if match := re.search(r"^ready (\S+) spool", log.read_text(), re.MULTILINE):
+            if match := re.search(r"^ready (\S+) spool", _text(log), re.MULTILINE):
                 return match[1]
             await asyncio.sleep(0.1)
-    raise RuntimeError(f"hsstore serve ended with {process.returncode}:\n{log.read_text()}")
+    raise RuntimeError(f"hsstore serve ended with {process.returncode}:\n{_text(log)}")
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
@@ -102,12 +103,9 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         if process.returncode is None:
             os.killpg(process.pid, number)
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(STOP_SECONDS):
                 await process.wait()
-            return
-        except TimeoutError:
-            continue
 
 
 @asynccontextmanager
@@ -115,23 +113,11 @@ async def without_plugin(
     case: Case, directory: Path, environment: Mapping[str, str], dropped: tuple[str, ...]
 ) -> AsyncIterator[str]:
     """Run the command that `hsstore serve` prints, without a spool; yields its URL."""
-    directory.mkdir()
+    _make(directory)
     port = free_port("127.0.0.1")
-    serve = _serve_command(case, directory, port)
-    at = serve.index("--")
-    printed = subprocess.run(
-        [*serve[:at], "--print-command", *serve[at:]],
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    ).stdout
-    lines = [line.strip() for line in printed.removesuffix("\n").split(" \\\n")]
-    kept = [line for line in lines if not line.startswith(("HSSTORE_", *dropped))]
+    command = _command_without_plugin(case, directory, port, environment, dropped)
     with (directory / "sglang.log").open("wb") as log:
-        server = await ServerProcess.start(
-            ["/bin/sh", "-c", "exec env " + " ".join(kept)], environment, log
-        )
+        server = await ServerProcess.start(command, environment, log)
     try:
         url = f"http://127.0.0.1:{port}"
         await _wait_until_healthy(server, url, directory / "sglang.log")
@@ -140,10 +126,36 @@ async def without_plugin(
         await server.stop(asyncio.Event())
 
 
+def _command_without_plugin(
+    case: Case,
+    directory: Path,
+    port: int,
+    environment: Mapping[str, str],
+    dropped: tuple[str, ...],
+) -> list[str]:
+    serve = _serve_command(case, directory, port)
+    at = serve.index("--")
+    command = [*serve[:at], "--print-command", *serve[at:]]
+    printed = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
+    lines = [line.strip() for line in printed.stdout.rstrip().split(" \\\n")]
+    kept = [line for line in lines if not line.startswith(("HSSTORE_", *dropped))]
+    return ["/bin/sh", "-c", "exec env " + " ".join(kept)]
+
+
 async def _wait_until_healthy(server: ServerProcess, url: str, log: Path) -> None:
     async with asyncio.timeout(READY_SECONDS), ServerLink(url, 1) as link:
         while await link.trouble():
             if server.returncode is not None:
-                raise RuntimeError(f"SGLang ended:\n{log.read_text()[-5000:]}")
+                raise RuntimeError(f"SGLang ended:\n{_text(log)[-5000:]}")
             server.members()  # so that `stop` knows what is theirs
             await asyncio.sleep(0.5)
+
+
+def _make(directory: Path) -> None:
+    directory.mkdir()
+
+
+def _text(log: Path) -> str:
+    return log.read_text(errors="replace")

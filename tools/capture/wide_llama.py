@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors.numpy import save_file
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy.typing as npt
 
 VOCABULARY = 512
@@ -74,4 +75,4 @@ def _shapes(hidden: int) -> dict[str, tuple[int, ...]]:
 def _draw(generator: np.random.Generator, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
     if len(shape) == 1:  # a norm
         return np.ones(shape, np.float32)
-    return (generator.standard_normal(shape, np.float32) * shape[-1] ** -0.5).astype(np.float32)
+    return generator.standard_normal(shape, np.float32) * np.float32(shape[-1] ** -0.5)

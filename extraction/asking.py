@@ -26,6 +26,10 @@ PAUSES_SECONDS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0)
 """Before each attempt."""
 
 
+class NoRoomError(InterruptedRunError):
+    """The server had no room for one request, however often it was asked."""
+
+
 async def all_of(asked: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Run coroutines side by side to their ends; raise the first error only then."""
     found = await asyncio.gather(*asked, return_exceptions=True)
@@ -48,12 +52,14 @@ async def ask_patiently(
     Raises
     ------
     InterruptedRunError
-        The server is not there, or it is there and has no room or breaks every request.
+        The server is not there, or it is there and breaks every request.
+    NoRoomError
+        It is there, and has no room for this one.
     RefusedError
         It is another server now, or wants another key.
     RequestRefusedError, DumpMissingError, CaptureFailedError, DumpError
     """
-    reason = ""
+    reason, busy = "", False
     for pause in PAUSES_SECONDS:
         await asyncio.sleep(pause)
         await requester.wait_until_up()
@@ -61,11 +67,13 @@ async def ask_patiently(
             return rid, await requester.fetch(rid, tokens, prompt=prompt)
         except ServerBusyError as error:
             reason = str(error)
+            busy = True
         except ServerAwayError as error:
-            requester.park()
+            requester.park(error)
             reason = str(error)
+            busy = False
         rid = replace(rid, attempt=rid.attempt + 2)  # even and odd: a run may shake hands twice
-    raise InterruptedRunError(
+    raise (NoRoomError if busy else InterruptedRunError)(
         f"no dump in {len(PAUSES_SECONDS)} attempts, the last time: {reason}; look at the server's "
         "log, then run the same command again"
     )

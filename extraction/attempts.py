@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from extraction.check import Fault
+from extraction.server_link import RequestAbortedError
 from hsstore.errors import RefusedError
 from hsstore.spec import FailureReason
 
@@ -16,6 +17,8 @@ FIRST_PAUSE_SECONDS = 0.25
 MAX_PAUSE_SECONDS = 10.0
 AWAY_COSTS_AN_ATTEMPT = 8
 """A sample whose request alone breaks so often in a row, while the server is healthy, is bad."""
+MANY_ABORTS = 4
+"""So often in a row somebody else aborts the request for one sample: this is no accident."""
 ALONE_AFTER = 4
 """So often in a row a server may have no room for a sample before it is asked for with nothing else
 in flight."""
@@ -53,7 +56,7 @@ class Attempts:
     def next_pause_seconds(self) -> float:
         """Return how long to wait before the next request; each time longer."""
         pause = self._pause_seconds
-        self._pause_seconds = min(2 * pause, MAX_PAUSE_SECONDS)
+        self._pause_seconds = min(2 * pause or FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
         return pause
 
     def failed(self) -> None:
@@ -62,11 +65,15 @@ class Attempts:
         self._away_in_row = self._busy_in_row = self._busy_alone = 0
 
     def away(self, error: ServerAwayError) -> Fault:
-        """Take note of a server that was not there."""
+        """Take note of a server that was not there, or of somebody who aborts our requests."""
         self._away_in_row += 1
+        aborted = isinstance(error, RequestAbortedError)
+        if aborted and self._away_in_row == 1:
+            self._pause_seconds = 0.0
         self._left -= self._away_in_row % AWAY_COSTS_AN_ATTEMPT == 0
         self._busy_in_row = self._busy_alone = 0
-        return Fault(FailureReason.REFUSED, str(error))
+        often = aborted and self._away_in_row >= MANY_ABORTS
+        return Fault(FailureReason.REFUSED, f"{error}{_WHO_ABORTS if often else ''}")
 
     def busy(self, error: ServerBusyError, *, alone: bool) -> Fault:
         """Take note of a server without room for the capture.
@@ -94,6 +101,10 @@ class Attempts:
         )
 
 
+_WHO_ABORTS = (
+    ", again and again: look for another client of this server that calls /abort_request (with "
+    "abort_all, it aborts ours too), and for a router or proxy that gives up slow requests"
+)
 _FULL = (
     "What it may take is the least of the spool's file system, the machine's memory and the limit "
     "of the server's own container (cgroup), which may be less than this side sees: see who fills "

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from extraction.asking import all_of, ask_patiently
+from extraction.asking import NoRoomError, all_of, ask_patiently
 from extraction.check import Fault, find_fault
 from extraction.deviation import Deviations, row_differences, smallest_threshold
 from extraction.requester import CaptureFailedError, DumpMissingError, ServerBusyError
@@ -69,6 +69,7 @@ ASKING_FAILED = (
     DumpMissingError,
     CaptureFailedError,
     DumpError,
+    NoRoomError,
 )
 
 
@@ -353,5 +354,9 @@ class Canary:
 
 
 def _skip(sample: int, error: Exception) -> bool:
-    log.warning("canary: the prefix of sample %d was not compared: %s", sample, error)
+    log.warning(
+        "canary: the prefix of sample %d was not compared: %s (--no-canary asks for none)",
+        sample,
+        error,
+    )
     return False

@@ -243,7 +243,7 @@ class Pipeline:
 
     def _make_room(self, sample: int, tries: Attempts, error: ServerBusyError) -> Fault:
         """Answer a spool that is full whatever our budget says: others may use its memory too."""
-        alone = not self.flight.in_flight and not self._spool.scan().finished
+        alone = tries.alone and not self._spool.scan().finished
         self.flight.busy(str(error))
         self._relieve(self._dump_bytes(sample))
         self._spool.trim_free(0)
@@ -254,8 +254,6 @@ class Pipeline:
     ) -> Fault | None:
         """Ask once, or take the salvaged dump; check, and append."""
         rid = salvaged or self._new_rid(sample)
-        if alone:  # also of what is appended: whether the server has room for this one shows then
-            self._relieve(self.spool_budget.used_bytes)
         try:
             tokens = open_block.tokens[sample]
             dump = await self._fetch(rid, tokens, salvaged=bool(salvaged), alone=alone)

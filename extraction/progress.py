@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import time
 from typing import TYPE_CHECKING, Protocol, TextIO
@@ -35,8 +36,18 @@ class Display(Protocol):
 def open_display(stream: TextIO, *, terminal: bool) -> Display:
     """Return the display that fits what is behind a stream."""
     if terminal:
-        return LiveDisplay(Console(file=stream, force_terminal=True))
+        return LiveDisplay(_console(stream))
     return PlainDisplay(stream)
+
+
+def rehearse() -> None:
+    """Print what makes the library for terminals load its tables, to nowhere."""
+    _console(io.StringIO()).print("\u65e5", markup=False, highlight=False)
+
+
+def _console(stream: TextIO) -> Console:
+    # Its table of emoji would be loaded with the first line: from a disk that may hang by then.
+    return Console(file=stream, force_terminal=True, emoji=False)
 
 
 class Rates:
@@ -132,7 +143,7 @@ class LiveDisplay:
 
     def log(self, line: str) -> None:
         """Print a line above the display."""
-        self._console.print(line, markup=False, highlight=False)
+        self._console.print(line, markup=False, highlight=False, emoji=False)
 
     def close(self) -> None:
         """Remove the display."""

@@ -33,9 +33,11 @@ class Pulse:
         self._spool = spool
         self._heartbeat: Heartbeat | None = None
         self._seen: Hashable = None
-        self._computed_seconds = time.process_time()
+        self._computed_seconds = _computed_elsewhere_seconds()
 
-    def look(self, counters: Hashable, *, computing_counts: bool) -> None:
+    def look(
+        self, counters: Hashable, *, computing_counts: bool, beating_counts: bool = True
+    ) -> None:
         """Look whether something has moved.
 
         Parameters
@@ -44,16 +46,19 @@ class Pulse:
             Changes when bytes were moved or committed.
         computing_counts : bool
             Whether time on the processor is progress too: no counter tells that data is hashed.
+        beating_counts : bool
+            Whether a server that computes is progress: not where it answers all that it has no room.
         """
         now = time.monotonic()
         if self._beats():
             self._heartbeat_at = now
-            self._note_progress(now)
+            if beating_counts:
+                self._note_progress(now)
         seen = (counters, ticks())
-        computed = time.process_time() - self._computed_seconds
+        computed = _computed_elsewhere_seconds() - self._computed_seconds
         if seen != self._seen or (computing_counts and computed > CPU_SECONDS):
             self._seen = seen
-            self._computed_seconds = time.process_time()
+            self._computed_seconds = _computed_elsewhere_seconds()
             self._note_progress(now)
 
     @property
@@ -77,6 +82,11 @@ class Pulse:
             return False
         before, self._heartbeat = self._heartbeat, beat
         return beat is not None and beat != before
+
+
+def _computed_elsewhere_seconds() -> float:
+    """Return the processor time of all other threads: looking and publishing is no progress."""
+    return time.process_time() - time.thread_time()
 
 
 class RateMeter:

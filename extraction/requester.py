@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from extraction.server_link import ServerAwayError
+from extraction.server_link import RequestAbortedError, ServerAwayError
 from extraction.server_wait import wait_for_server
 from extraction.spool import ErrorReason
 from hsstore.errors import InterruptedRunError
@@ -40,6 +40,9 @@ answer. Longer: it must outlast one write on a busy machine."""
 
 NO_FAULT = {ErrorReason.FULL, ErrorReason.OVERRUN}
 """Reasons that lie with the server's load, not with the sample."""
+
+ABORTED = {ErrorReason.INCOMPLETE, ErrorReason.ENGINE}
+"""What a capture may end with whose request was aborted."""
 
 
 class ServerBusyError(Exception):
@@ -114,7 +117,7 @@ class Requester:
 
         Raises
         ------
-        ServerAwayError, ServerBusyError
+        ServerAwayError, RequestAbortedError, ServerBusyError
             Not the sample's fault.
         RequestRefusedError, DumpMissingError, CaptureFailedError, DumpError
             An attempt failed.
@@ -156,9 +159,15 @@ class Requester:
             self._revival = asyncio.create_task(self._revive())
         await asyncio.shield(self._revival)
 
-    def park(self) -> None:
-        """Send nothing more until the server answers again."""
-        self._link.up.clear()
+    @property
+    def in_flight(self) -> int:
+        """Requests that were sent and whose dumps have not come."""
+        return len(self._in_flight)
+
+    def park(self, error: ServerAwayError) -> None:
+        """Send nothing more until the server answers again; one that aborts requests does so."""
+        if not isinstance(error, RequestAbortedError):
+            self._link.up.clear()
 
     async def abort_all(self, timeout_seconds: float) -> None:
         """Tell the server that the requests of cancelled `fetch` calls are not wanted any more."""
@@ -201,7 +210,7 @@ class Requester:
             patience.check()
         failure = arrival.result()
         if failure is not None:
-            _raise_for(failure)
+            await _raise_for(failure, answer)
 
     def _instance(self) -> str | None:
         info = self._spool.server()
@@ -281,8 +290,12 @@ class _Patience:
         return (self._prompt and quiet) or self._watch.beat_after(self._queued + WRITTEN_SECONDS)
 
 
-def _raise_for(failure: CaptureFailure) -> None:
+async def _raise_for(failure: CaptureFailure, answer: asyncio.Task[None]) -> None:
+    if failure.reason in ABORTED:  # the answer says whether it was
+        await asyncio.wait({answer}, timeout=REASON_SECONDS)
+        if answer.done() and isinstance(answer.exception(), RequestAbortedError):
+            answer.result()
     message = f"{failure.reason}: {failure.detail}"
     if failure.reason in NO_FAULT:
-        raise ServerBusyError(message, full=failure.reason is ErrorReason.FULL)
+        raise ServerBusyError(message, full=failure.reason == ErrorReason.FULL)
     raise CaptureFailedError(message)

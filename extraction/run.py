@@ -34,7 +34,7 @@ from extraction.preflight import free_space, preflight
 from extraction.run_record import begin_record, end_record
 from extraction.salvage import salvage
 from extraction.server_link import ServerLink
-from extraction.server_wait import refuse_router, wait_for_server
+from extraction.server_wait import refuse_router, relay_warnings, wait_for_server
 from extraction.session import Session, open_session
 from extraction.spool import SpoolView
 from hsstore.activity import tick
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from extraction.options import ExtractOptions
+    from extraction.requester import Requester
     from extraction.spool import ServerInfo
     from hsstore.create import Golden
     from hsstore.dataset import TokenizedDataset
@@ -81,7 +82,14 @@ class Run:
         self._options = options
         self._report = report
         self._created = False
+        self._requester: Requester | None = None
         self._canary: Canary | CanaryRecord = CanaryRecord(verdict="off")
+
+    @property
+    def in_flight(self) -> int:
+        """Requests under way, those of the handshake and of the canary included."""
+        asked = self._requester.in_flight if self._requester else 0
+        return max(asked, self.pipeline.flight.in_flight if self.pipeline else 0)
 
     async def execute(self) -> tuple[str, int]:
         """Do everything that is to do; return what to tell, and the exit code.
@@ -105,7 +113,7 @@ class Run:
             info = await wait_for_server(
                 link, self._options.spool, self._options.server_wait_seconds
             )
-            _relay_warnings(info)
+            relay_warnings(info)
             budget = await asyncio.to_thread(self._preflight, store, dataset, info)
             if self._options.dry_run:
                 return "dry run: this can work; nothing was written", 0
@@ -130,6 +138,7 @@ class Run:
     def _prepare(self) -> tuple[Store | None, TokenizedDataset | None]:
         """Open the store if it is there, and read the data if it is given."""
         options = self._options
+        self._report(store_real=os.path.realpath(options.store))
         store = Store.open(options.store) if options.store.exists() else None
         if store is None and not options.data.files:
             raise InputError(
@@ -214,12 +223,12 @@ class Run:
             raise InputError("a new store needs data")
         tokens = dataset.input_ids[: min(GOLDEN_ROWS, int(dataset.length[0]))]
         async with self._session(link, HANDSHAKE_STORE, info) as session:
-            hand = self._handshake(session, model_of(info), HANDSHAKE_STORE, len(dataset))
-            await session.requester.wait_until_up()
+            hand = await self._handshake(session, model_of(info), HANDSHAKE_STORE, len(dataset))
             await refuse_router(link)
             golden = await hand.golden(tokens, 0)
             await hand.refuse_spread(dataset.input_ids[:SPREAD_TOKENS])
         self._created = True
+        self._report(phase="creating the store")
         return await asyncio.to_thread(self._create_in_thread, dataset, info, golden)
 
     def _create_in_thread(
@@ -246,7 +255,9 @@ class Run:
         try:
             async with self._session(link, store.spec.store, info) as session:
                 pending = (await asyncio.to_thread(store.completion)).pending
-                found = salvage(session.spool, self.id, store.spec, pending)
+                found = await asyncio.to_thread(
+                    salvage, session.spool, self.id, store.spec, pending
+                )
                 golden = await self._golden(session, link, store, info)
                 record = begin_record(self.id, info, self._options)
                 await asyncio.to_thread(store.record_run, record, golden.bits)
@@ -278,7 +289,7 @@ class Run:
             tokens = (await asyncio.to_thread(store.input_ids, 0))[:GOLDEN_ROWS]
         else:
             tokens = np.array(prefix, dtype=np.int32)
-        hand = self._handshake(session, model_of(info), store.spec.store, len(store))
+        hand = await self._handshake(session, model_of(info), store.spec.store, len(store))
         golden = await hand.golden(tokens, 1)
         if not self._created:
             await refuse_router(link)
@@ -338,8 +349,15 @@ class Run:
         )
         return Canary(plan, store, self.id, info, link, session.spool, session.requester)
 
-    def _handshake(self, session: Session, model: Model, store: str, samples: int) -> Handshake:
-        return Handshake(session.requester, session.spool, model, self.id, store, samples)
+    async def _handshake(
+        self, session: Session, model: Model, store: str, samples: int
+    ) -> Handshake:
+        """Wait until the server is healthy, and make ready to ask it."""
+        self._requester = session.requester
+        self._report(phase="waiting for server")
+        await self._requester.wait_until_up()
+        self._report(phase="handshake")
+        return Handshake(self._requester, session.spool, model, self.id, store, samples)
 
     @staticmethod
     def _same_server(before: ServerInfo, now: ServerInfo) -> None:
@@ -379,10 +397,3 @@ class Run:
             f"({', '.join(reasons)}); --retry-failed asks for them again"
         )
         return message, 1
-
-
-def _relay_warnings(info: ServerInfo) -> None:
-    """Log what the server's plugin warns of; its flags are recorded with the run as they are."""
-    warnings = info.flags.get("warnings")
-    for warning in warnings if isinstance(warnings, list) else ():
-        log.warning("server: %s", warning)

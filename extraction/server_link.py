@@ -11,6 +11,7 @@ the server is on this machine, or a port of its container is.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import ssl
 from contextlib import asynccontextmanager
@@ -44,6 +45,10 @@ ENDED_EARLY = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 class ServerAwayError(Exception):
     """The server refused, reset, or answered with a 5xx: not the sample's fault."""
+
+
+class RequestAbortedError(ServerAwayError):
+    """Somebody had the server abort this request: it is there, and may be asked again at once."""
 
 
 class RequestRefusedError(Exception):
@@ -89,6 +94,8 @@ class ServerLink:
         Raises
         ------
         ServerAwayError
+        RequestAbortedError
+            Not by us: no states will come.
         RequestRefusedError
         RefusedError
             It wants another API key, another certificate or another URL: no request will ever pass.
@@ -102,7 +109,9 @@ class ServerLink:
         async with self._ask("POST", "/generate", json=body) as response:
             if response.status != HTTPStatus.OK:
                 self._raise_for(response, (await response.text())[:500])
-            await response.read()
+            why = abort_reason(await response.read())
+        if why is not None:
+            raise RequestAbortedError(f"somebody else aborted the request (the server says: {why})")
 
     async def abort(self, rid: str, timeout_seconds: float) -> None:
         """Tell the server that nobody waits for this request any more; best effort."""
@@ -225,6 +234,25 @@ class ServerLink:
                 f"{self.url} redirects ({status}) to {response.headers.get('Location', '?')}: give "
                 "the server's own URL"
             )
+
+
+def abort_reason(answer: bytes) -> str | None:
+    """Return why SGLang aborted a request that it answers with 200; None where it did not.
+
+    >>> abort_reason(b'{"meta_info": {"finish_reason": {"type": "abort", "message": "Aborted"}}}')
+    'Aborted'
+    >>> abort_reason(b'{"meta_info": {"finish_reason": {"type": "length"}}}')
+    >>> abort_reason(b"not JSON")
+    """
+    try:
+        found = json.loads(answer)
+    except ValueError:
+        return None
+    for field in ("meta_info", "finish_reason"):
+        found = found.get(field) if isinstance(found, dict) else None
+    if not isinstance(found, dict) or found.get("type") != "abort":
+        return None
+    return str(found.get("message") or "no reason")[:500]
 
 
 def _explain_tls(url: str, error: aiohttp.ClientSSLError) -> str:

@@ -29,8 +29,6 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 0.2
 UNANNOUNCED_SECONDS = 15.0
 """A server announces itself before it answers `/health`: so long is generous."""
-LOADING_FACTOR = 4
-"""Patience is so much longer while somebody holds the spool and has not announced himself."""
 
 
 async def wait_for_server(
@@ -44,7 +42,8 @@ async def wait_for_server(
     Parameters
     ----------
     unannounced_seconds : float
-        How long the URL may answer while nobody announces himself in the spool.
+        How long the URL may answer while nobody holds the spool. Whoever does may take as long as
+        the whole wait: it reads the weights' headers before it announces itself.
 
     Raises
     ------
@@ -65,14 +64,14 @@ async def wait_for_server(
         now = loop.time()
         left = began + timeout_seconds - now
         if left <= 0:
-            raise InterruptedRunError(f"{found.message}; start the server, then run again")
+            raise InterruptedRunError(f"{found.message}; {found.advice}")
         trouble = await link.trouble(min(left, CONNECT_SECONDS))
         if trouble:
             answering_since = None
         elif answering_since is None:
             answering_since = loop.time()
             await refuse_router(link)
-        elif now - answering_since > unannounced_seconds * (LOADING_FACTOR if found.held else 1):
+        elif not found.held and now - answering_since > unannounced_seconds:
             raise RefusedError(_unannounced(link.url, spool, found, now - answering_since))
         if now - said >= SAY_SECONDS:
             log.info("still waiting: %s; %s", trouble or f"{link.url} answers", found.message)
@@ -98,6 +97,13 @@ async def refuse_router(link: ServerLink) -> None:
     log.warning("%s is a router (%d servers): better give the server's own URL", link.url, servers)
 
 
+def relay_warnings(info: ServerInfo) -> None:
+    """Log what the server's plugin warns of; its flags are recorded with the run as they are."""
+    warnings = info.flags.get("warnings")
+    for warning in warnings if isinstance(warnings, list) else ():
+        log.warning("server: %s", warning)
+
+
 @contextmanager
 def spool_errors() -> Iterator[None]:
     """Translate the spool's errors into those of hsstore."""
@@ -115,6 +121,16 @@ class _Absent:
     def __init__(self, message: str, *, held: bool) -> None:
         self.message = message
         self.held = held
+
+    @property
+    def advice(self) -> str:
+        """What to do when the time is over."""
+        if self.held:
+            return (
+                "see in its log what its hsstore plugin does (it reads the weights' headers before it "
+                "announces itself), and run again, with a longer --server-wait if it only takes long"
+            )
+        return "start the server, then run again"
 
 
 def _look(spool: Path) -> ServerInfo | _Absent:

@@ -35,7 +35,17 @@ PREFIX, STATUS_SUFFIX, WATCH_SUFFIX, STACKS_SUFFIX = "run-", ".status", ".watch"
 KEPT_DEAD_RUNS = 8
 AT_RISK_SAMPLES = 1000
 
-Phase = Literal["starting", "reading data", "waiting for server", "extracting", "stopping", "ended"]
+Phase = Literal[
+    "starting",
+    "reading data",
+    "waiting for server",
+    "handshake",
+    "creating the store",
+    "extracting",
+    "stopping",
+    "ended",
+]
+"""`waiting for server` lasts until it is announced in the spool, and healthy."""
 
 
 class StageState(Record):
@@ -66,11 +76,15 @@ class RunStatus(Record):
     """Unix time of this state."""
     store: str = ""
     """Absolute path as given; symbolic links are not resolved."""
+    store_real: str = ""
+    """The same without symbolic links, once the worker has followed them."""
     spool: str = ""
     server: str = ""
     """Its URL."""
     host: str = ""
     boot_id: str = ""
+    pid_namespace: str = ""
+    """Where the process ids count: those of another container mean nothing elsewhere."""
     worker_pid: int = 0
     supervisor_pid: int = 0
     started_seconds: float = 0.0
@@ -100,6 +114,8 @@ class RunStatus(Record):
     tokens_pending: int = 0
     """Not yet appended when this run began to extract."""
     in_flight: int = 0
+    only_busy: str = ""
+    """Why no dump comes although the server answers: it has had no room for many requests in a row."""
     at_risk: tuple[int, ...] = ()
     """Samples that a kill now would have asked for again, the first `AT_RISK_SAMPLES` of them: they
     are under way, or appended and their dumps were given back early."""

@@ -19,7 +19,6 @@ from extraction.watchdog.copies import STALL, STATUS, runs_directory
 from hsstore.errors import HsstoreError
 from hsstore.report import RunReport, StageReport, StallReport, StatusReport
 from hsstore.store import Store
-from hsstore.verdict import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -203,7 +202,7 @@ def _stall(watch: WatchStatus | None, now: float) -> StallReport | None:
     if watch is None:
         return None
     return StallReport(
-        verdict=Verdict(watch.verdict),
+        verdict=watch.verdict,
         stalled_seconds=watch.stalled_seconds,
         reported_age_seconds=max(now - watch.reported_seconds, 0.0),
         reports=watch.reports,

@@ -16,20 +16,22 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from extraction.metrics import MetricsServer, Vitals
+from extraction.progress import rehearse
 from extraction.status import RunStatus, parse_watch, run_directory, watch_path
 from extraction.watchdog.memory import keep_in_memory
 from extraction.watchdog.pages import RunPages
 from extraction.watchdog.pipes import ignore_stack_signal
 from extraction.watchdog.voice import Voice, never_read_sources
 from extraction.watchdog.watchdog import Watchdog
-from hsstore.errors import InterruptedRunError
+from hsstore.errors import HsstoreError, InterruptedRunError
 
 if TYPE_CHECKING:
     from pathlib import Path
     from types import FrameType
+    from typing import BinaryIO
 
     from extraction.options import ExtractOptions
 
@@ -39,8 +41,10 @@ LEAVE_SECONDS = 5.0
 KILL_SECONDS = 1.0
 """How long a process that is not stuck in the kernel takes to die."""
 FIRST_WAIT_SECONDS = 5.0
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""Ctrl-C, a scheduler's end of job, and its warning before that."""
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+"""Ctrl-C, a scheduler's end of job, its warning before that, and a terminal that is closed."""
+_EXEC: Final = ("/bin/sh", "-c", 'exec "$@"', "sh")
+"""Starts a program without us waiting for its file: a start returns with the first program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,11 @@ def supervise(options: ExtractOptions) -> int:
         voice = Voice(None if options.dry_run else _copies(pages, store))
         supervisor = _Supervisor(options, store, pages, voice)
         code = supervisor.run()
+    except HsstoreError:
+        raise
+    except Exception as error:  # noqa: BLE001  # the process boundary: 1 would mean bad samples
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = os.EX_SOFTWARE
     finally:
         if voice is not None:
             voice.close()
@@ -74,6 +83,14 @@ def supervise(options: ExtractOptions) -> int:
         # prove harmless, and must not wait for a disk.
         os._exit(code)
     return code
+
+
+def _in_memory(text: str) -> BinaryIO:
+    """Return a file in memory to read from: a pipe would make us wait for who reads it."""
+    file = os.fdopen(os.memfd_create("hsstore-options"), "w+b")
+    file.write(text.encode())
+    file.seek(0)
+    return file
 
 
 def _copies(pages: RunPages, store: str) -> list[str | Path]:
@@ -101,7 +118,8 @@ class _Supervisor:
     def run(self) -> int:
         """Run workers until one ends for good."""
         for number in STOP_SIGNALS:
-            signal.signal(number, self._request_stop)
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+                signal.signal(number, self._request_stop)
         self._prepare()
         try:
             while True:
@@ -130,6 +148,7 @@ class _Supervisor:
         self._page.read()
         self._watchdog.rehearse()
         signal.strsignal(signal.SIGKILL)
+        rehearse()
         if self._options.metrics_port is not None:
             host, port = self._options.metrics_host, self._options.metrics_port
             self._metrics = MetricsServer(host, port, self._vitals)
@@ -165,21 +184,24 @@ class _Supervisor:
     def _start(self) -> subprocess.Popen[str]:
         self._watchdog.start_again()
         self._stop_sent = False
-        worker = subprocess.Popen(
-            [sys.executable, "-m", "extraction.worker", str(self._page.path), str(os.getpid())],
-            stdin=subprocess.PIPE,
+        self._page.write(self._first_status(0))  # not what the worker before this one said last
+        arguments = [str(self._page.path), str(os.getpid())]
+        with _in_memory(self._options.model_dump_json()) as options:
+            worker = self._open([sys.executable, "-m", "extraction.worker", *arguments], options)
+        self._page.write(self._first_status(worker.pid))  # it writes when it has its options
+        return worker
+
+    @staticmethod
+    def _open(command: list[str], stdin: BinaryIO) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*_EXEC, *command],
+            stdin=stdin,
             stdout=subprocess.PIPE,  # not ours: who reads that to its end would wait for a hang
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
             start_new_session=True,  # Ctrl-C reaches the supervisor only
         )
-        self._page.write(self._first_status(worker.pid))  # it writes when it has its options
-        if worker.stdin is not None:
-            with suppress(BrokenPipeError):  # it has died already: `_conclude` says so
-                worker.stdin.write(self._options.model_dump_json())
-                worker.stdin.close()
-        return worker
 
     # --- while it runs ------------------------------------------------------------------------
 
@@ -290,7 +312,7 @@ class _Supervisor:
                 again=not self._stop_requests,
             )
         message = f"the worker ended with {returncode} before it said why; its log is above"
-        return _Ended(returncode or 1, message)
+        return _Ended(os.EX_SOFTWARE, message)
 
     def _last_words(self, status: RunStatus) -> _Ended:
         interrupted = status.exit_code == InterruptedRunError.exit_code

@@ -17,9 +17,11 @@ import sys
 import time
 from collections import deque
 from pathlib import Path
+from typing import TypeVar
 
 from typing_extensions import override
 
+from extraction.diagnosis.collect import pid_namespace
 from extraction.options import ExtractOptions
 from extraction.pulse import MINUTE_SECONDS, QUARTER_SECONDS, Pulse, RateMeter
 from extraction.run import Run
@@ -27,11 +29,12 @@ from extraction.stages import disk_states, oldest_quick_operation
 from extraction.status import AT_RISK_SAMPLES, DETAIL_CHARACTERS, RunStatus, StatusPage, stacks_path
 from hsstore.errors import HsstoreError, InterruptedRunError
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 PUBLISH_SECONDS = 0.2
 KEPT_ERRORS = 5
-BEFORE_EXTRACTION = {"starting", "reading data"}
+BEFORE_EXTRACTION = {"starting", "reading data", "creating the store"}
 """Phases in which time on the processor is progress."""
 PR_SET_PDEATHSIG = 1
 """From <linux/prctl.h>."""
@@ -56,19 +59,31 @@ class Worker:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stop, work)
         publishing = asyncio.create_task(self._publish())
         try:
-            message, code = await work
+            message, code = await self._watch(work, publishing)
         except asyncio.CancelledError:
             message, code = self._interrupted(), InterruptedRunError.exit_code
         except HsstoreError as error:
             message, code = str(error), error.exit_code
         except Exception as error:  # the process boundary: said once, with its traceback
             log.exception("unexpected error")
-            message, code = f"unexpected {type(error).__name__}: {error}", 1
-        publishing.cancel()
+            message, code = f"unexpected {type(error).__name__}: {error}", os.EX_SOFTWARE
         logging.getLogger().removeHandler(self._errors)
-        self._update_progress()
+        if not publishing.done():
+            publishing.cancel()
+            self._update_progress()
         self._update(phase="ended", message=message, exit_code=code)
         return code
+
+    @staticmethod
+    async def _watch(work: asyncio.Task[T], publishing: asyncio.Task[None]) -> T:
+        """Wait for the work; without its status page nobody could watch it, and it ends."""
+        await asyncio.wait({work, publishing}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            work.cancel()
+            await asyncio.wait({work})
+        if publishing.done():
+            publishing.result()  # raises: it never ends by itself
+        return work.result()
 
     def _stop(self, work: asyncio.Task[tuple[str, int]]) -> None:
         if work.cancelling():  # a second request must not break off the commits of the first
@@ -90,8 +105,11 @@ class Worker:
 
     def _update_progress(self) -> None:
         counters = self._counters()
+        busy = self._run.pipeline.flight.only_busy if self._run.pipeline else ""
         self._pulse.look(
-            tuple(counters.values()), computing_counts=self._status.phase in BEFORE_EXTRACTION
+            tuple(counters.values()),
+            computing_counts=self._status.phase in BEFORE_EXTRACTION,
+            beating_counts=not busy,
         )
         self._update(
             **counters,
@@ -102,6 +120,8 @@ class Worker:
             oldest_operation=oldest_quick_operation(),
             heartbeat_seconds=self._pulse.heartbeat_seconds,
             last_errors=tuple(self._errors.lines),
+            in_flight=self._run.in_flight,
+            only_busy=busy,
             **self._load(),
         )
 
@@ -125,7 +145,6 @@ class Worker:
         if pipeline is None:
             return {}
         return {
-            "in_flight": pipeline.flight.in_flight,
             "at_risk": tuple(pipeline.at_risk()[:AT_RISK_SAMPLES]),
             "in_flight_cap": pipeline.flight.cap,
             "open_blocks": len(pipeline.open_blocks),
@@ -176,6 +195,7 @@ def _first_status(run: str, options: ExtractOptions) -> RunStatus:
         server=options.server,
         host=socket.gethostname(),
         boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        pid_namespace=pid_namespace(),
         worker_pid=os.getpid(),
         supervisor_pid=os.getppid(),
     )
@@ -188,7 +208,11 @@ def _register_stacks(path: Path) -> None:
 
 
 async def _run_and_exit(options: ExtractOptions, page: StatusPage) -> None:
-    code = await Worker(options, page).main()
+    code = os.EX_SOFTWARE
+    try:
+        code = await Worker(options, page).main()
+    except Exception:  # the process boundary: not even the last words could be published
+        log.exception("unexpected error")
     logging.shutdown()
     os._exit(code)
 

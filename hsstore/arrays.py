@@ -17,7 +17,7 @@ from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec
 from zarr.errors import BaseZarrError
 from zarr.storage import LocalStore
 
-from hsstore.activity import operation
+from hsstore.activity import operation, tick
 from hsstore.codec import CHANNEL_BIAS, UNCOMPRESSED
 from hsstore.dtype import BFloat16, native_dtype
 from hsstore.errors import CorruptStoreError, InputError
@@ -206,6 +206,7 @@ class Arrays:
         array = self._array(name)
         with output_errors(self._path(name)):
             array[where] = values
+        tick()
 
     def read(self, name: str, where: slice = slice(None)) -> npt.NDArray[Any]:
         """Read part of an array along its first axis.

@@ -63,7 +63,8 @@ class StageReport(Record):
 class StallReport(Record):
     """The last stall of a run, as its watchdog reported it."""
 
-    verdict: Verdict
+    verdict: str
+    """One of the doctor's list, or of that of another version."""
     stalled_seconds: float
     """Without progress, when it was reported; in all where it has recovered."""
     reported_age_seconds: float

@@ -27,8 +27,10 @@ import numpy as np
 import torch
 
 from extraction.spool import ClientInfo, RequestId, SpoolClient
+from hsstore_sglang.recorder import WAIT_SECONDS
+from hsstore_sglang.settings import CUDA_CHECKED
 from hsstore_sglang.slices import Run
-from hsstore_sglang.staging import Shape, Staged, Staging
+from hsstore_sglang.staging import Shape, Staged, Staging, default_staging_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -121,6 +123,61 @@ def check_bits_under_rewriting(forward: Forward, device: torch.device) -> str:
     arrived.put(None)
     thread.join()
     return f"{len(wrong)} of {ROUNDS} forwards arrived changed" if wrong else ""
+
+
+def check_launch_ahead(forward: Forward, device: torch.device) -> str:
+    """Launch as SGLang's scheduler does, with the buffer and the patience of a server's plugin.
+
+    It launches a forward, waits for the one before it, and launches the next: behind a launch, two
+    forwards are still to be computed, and the last one that ended has not been written yet.
+    """
+    staging = Staging(default_staging_bytes(SHAPE, ROWS, device), SHAPE, device)
+    weights = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
+    arrived: queue.SimpleQueue[tuple[Staged, int, list[Run]] | None] = queue.SimpleQueue()
+    wrong: list[int] = []
+    thread = threading.Thread(target=_write_all, args=(staging, forward, arrived, wrong))
+    thread.start()
+    refused, before = 0, None
+    for round_ in range(ROUNDS):
+        runs = [Run(0, ROWS if round_ % 3 else ROWS - 7 * round_)]
+        for _ in range(64):  # some 100 ms, as a chunk of a large model takes
+            torch.mm(weights, weights)
+        step = forward.replay()
+        staged = stage(staging, forward, runs, WAIT_SECONDS)
+        ended = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        ended.record()
+        if staged is None:
+            refused += 1
+        else:
+            arrived.put((staged, step, runs))
+        if before is not None:
+            before.synchronize()
+        before = ended
+    arrived.put(None)
+    thread.join()
+    if refused:
+        return f"{refused} of {ROUNDS} forwards found no room in the buffer"
+    return f"{len(wrong)} of {ROUNDS} forwards arrived changed" if wrong else ""
+
+
+def _write_all(
+    staging: Staging,
+    forward: Forward,
+    arrived: queue.SimpleQueue[tuple[Staged, int, list[Run]] | None],
+    wrong: list[int],
+) -> None:
+    """Copy all that arrives into memory, as the plugin's writer does; compare a part of it."""
+    staging.use_in_this_thread()
+    dump = np.zeros((ROWS, LAYERS + 1, HIDDEN), np.int16)
+    while (item := arrived.get()) is not None:
+        staged, step, runs = item
+        staged.wait()
+        rows = sum(run.rows for run in runs)
+        dump[:rows] = staged.rows(0, rows)[0]
+        staged.release()
+        want = forward.base.numpy()[:rows:64] + np.int16(step)
+        if not np.array_equal(dump[:rows:64].reshape(len(want), -1), want):
+            wrong.append(step)
 
 
 def check_exhaustion(forward: Forward, device: torch.device) -> str:
@@ -263,6 +320,7 @@ def _checks(arguments: argparse.Namespace) -> Iterator[tuple[str, Callable[[], s
             "bits, while the buffers are rewritten",
             lambda: check_bits_under_rewriting(forward, device),
         )
+        yield "launching ahead of the device", lambda: check_launch_ahead(forward, device)
         yield "exhausted buffers", lambda: check_exhaustion(forward, device)
         yield "speed", lambda: check_speed(forward, device)
     if arguments.server:
@@ -290,6 +348,8 @@ def main() -> int:
         problem = check()
         failed = failed or bool(problem)
         print(f"{'FAILED' if problem else 'passed'}: {name}{': ' if problem else ''}{problem}")
+    if not failed:
+        print(f"set {CUDA_CHECKED}=1 in the environment of servers on this kind of GPU")
     return int(failed)
 
 

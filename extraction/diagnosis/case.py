@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from extraction.diagnosis.stacks import is_idle, is_main, shorten
+from extraction.diagnosis.evidence import NOT_ASKED
+from extraction.diagnosis.stacks import is_idle, is_main
+from extraction.diagnosis.waits import how_it_hangs, is_disk_wait
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from extraction.diagnosis.evidence import (
         Evidence,
         OutputEvidence,
@@ -21,31 +25,13 @@ STALE_SECONDS: Final = 10.0
 FULL_BYTES: Final = 1 << 20
 """With less than this left a file system or a spool is full, for what we write."""
 FULL_INODES: Final = 16
-BUSY_SHARE: Final = 0.02
-"""Of a core: on a crowded machine a loop gets no more; a thread that waits for a lock uses none."""
-DISK: Final = "disk:"
+DISK, FSYNC = "disk:", "disk:fsync"
 """How the stages begin that are one call into the file system each."""
 CLIENT_STAGES: Final = ("check", "write", "commit")
+WAITS: Final = "waiting for server"
+"""The phase until the server is announced, and healthy."""
 REFUSED: Final = 3
 OUTPUT_ERROR: Final = 74
-_DISK_WAITS: Final = (
-    "request_wait_answer",  # FUSE
-    "percpu_rwsem_wait",  # a frozen file system
-    "rpc_wait",
-    "nfs",
-    "ceph",
-    "cl_",
-    "ldlm",
-    "io_schedule",
-    "folio_wait",
-    "wait_on_page",
-    "jbd2",
-    "xfs_",
-    "ext4_",
-    "__fuse",
-    "fuse_",
-)
-"""How kernel functions begin in which a thread waits for a file system."""
 _FULL_WORDS: Final = ("no space left", "quota", "inodes", "free of")
 
 
@@ -87,7 +73,7 @@ class Case:
     @property
     def stalled(self) -> bool:
         """Whether nothing has moved for too long, as far as anybody can tell."""
-        return self.progress_age_seconds > self.stalled_seconds
+        return self._still_for(self.stalled_seconds)
 
     @property
     def progress_age_seconds(self) -> float:
@@ -107,6 +93,11 @@ class Case:
     def in_flight(self) -> int:
         """Requests under way."""
         return self.status.in_flight if self.status else 0
+
+    @property
+    def only_busy(self) -> str:
+        """Why the server captures nothing, by its own word; empty where it captures."""
+        return self.status.only_busy if self.status else ""
 
     @property
     def last_words(self) -> str:
@@ -129,12 +120,25 @@ class Case:
 
         A page that stands still says nothing of it: the call may have ended since.
         """
+        return next(iter(self._disk_calls(self.stalled_seconds)), None)
+
+    @property
+    def waits_for_fsync(self) -> bool:
+        """Whether all that is late is fsync, which takes as long as the data before it."""
+        calls = self._disk_calls(self.stalled_seconds)
+        return bool(calls) and all(one.name == FSYNC for one in calls)
+
+    def _still_for(self, seconds: float) -> bool:
+        """Tell whether nothing moves; one quick call that hangs counts though the server goes on."""
+        quick = [one for one in self._disk_calls(seconds) if one.name != FSYNC]
+        return self.progress_age_seconds > seconds or bool(quick)
+
+    def _disk_calls(self, seconds: float) -> list[StageEvidence]:
         stages = self.status.stages if self.status and not self.page_stale else ()
-        late = [one for one in stages if one.name.startswith(DISK) and self._is_late(one)]
-        return late[0] if late else None
+        return [one for one in stages if one.name.startswith(DISK) and _is_older(one, seconds)]
 
     def _is_late(self, stage: StageEvidence) -> bool:
-        return bool(stage.items) and (stage.oldest_age_seconds or 0.0) > self.stalled_seconds
+        return _is_older(stage, self.stalled_seconds)
 
     # --- how the client hangs -----------------------------------------------------------------
 
@@ -144,7 +148,7 @@ class Case:
             return "its threads cannot be seen"
         main = next((one for one in self.worker.threads if one.tid == self.worker.pid), None)
         stack = next((one for one in self.worker.stacks if is_main(one)), None)
-        return _hang(main, stack.frames if stack else ())
+        return how_it_hangs(main, stack.frames if stack else ())
 
     def stage_hang(self) -> str:
         """Tell a deadlock of a helper thread from an endless loop."""
@@ -154,7 +158,7 @@ class Case:
         helpers = [one for one in self.worker.threads if one.tid != self.worker.pid]
         busiest = max(helpers, key=lambda one: one.cpu_share, default=None)
         stacks = [one.frames for one in self.worker.stacks if not is_main(one) and not is_idle(one)]
-        return _hang(busiest, stacks[0] if stacks else ())
+        return how_it_hangs(busiest, stacks[0] if stacks else ())
 
     # --- the disk -----------------------------------------------------------------------------
 
@@ -168,23 +172,25 @@ class Case:
         output = self.output
         if output is not None and self._probe_proves(output):
             return self._probe_text(output)
-        if self.worker is None or not (self.stalled or self.worker.killed):
-            return None
-        if self.worker.killed:
+        if self.worker is not None and self.worker.killed:
             thread = next(iter(self.worker.uninterruptible), None)
             return (
                 None
                 if thread is None
                 else f"the worker was killed and stays: {self._where(thread)}"
             )
-        thread = next((one for one in self.worker.threads if self._waits_for_disk(one)), None)
+        if not self.stalled:
+            return None
+        threads = self.worker.threads if self.worker else ()
+        thread = next((one for one in threads if self._waits_for_disk(one)), None)
         if thread is not None:
             return self._where(thread)
         call = self.late_disk_call
         if call is None:
             return None
-        kind = call.name.removeprefix(DISK)
-        return f"{kind} of {call.detail} has not returned for {call.oldest_age_seconds or 0:.0f} s"
+        kind, age = call.name.removeprefix(DISK), f"{call.oldest_age_seconds or 0:.0f} s"
+        takes = f"takes {age}" if call.name == FSYNC else f"has not returned for {age}"
+        return f"{kind} of {call.detail} {takes}"
 
     def refused_by(self) -> str | None:
         """Say what shows that the disk takes no writes; None where it does, or moves on."""
@@ -204,7 +210,7 @@ class Case:
         if False not in {output.read_answered, output.write_answered}:
             return False
         quiet_seconds = min(self.stalled_seconds, 2 * output.deadline_seconds)
-        return not self.client_alive or self.progress_age_seconds > quiet_seconds
+        return not self.client_alive or self._still_for(quiet_seconds)
 
     def _probe_text(self, output: OutputEvidence) -> str:
         threads = self.worker.threads if self.worker else ()
@@ -221,8 +227,18 @@ class Case:
         store = self.store
         if thread.file and thread.file.startswith("/"):
             same_mount = bool(thread.mount) and thread.mount == self.output_mount
-            return same_mount or (bool(store) and thread.file.startswith(store))
+            real = self.status.store_real if self.status else ""
+            return same_mount or thread.file.startswith(tuple(filter(None, (store, real))))
         return thread.state == "D" or is_disk_wait(thread.wait_channel)
+
+    def other_disk(self) -> str:
+        """Say in which file that is not the store's a thread waits; empty where none does."""
+        for thread in self.worker.threads if self.worker else ():
+            waits = thread.state == "D" or is_disk_wait(thread.wait_channel)
+            file = thread.file or ""
+            if waits and file.startswith("/") and not self._waits_for_disk(thread):
+                return thread.describe()
+        return ""
 
     def _where(self, thread: ThreadEvidence) -> str:
         """Say in what a thread waits: by the kernel, or else by what the client says it does."""
@@ -286,23 +302,32 @@ class Case:
 
         Those that are appended stay until their block is committed: they are not unread.
         """
-        status, spool = self.status, self.spool
-        if status is None or spool is None:
+        spool = self.spool
+        if self.status is None or spool is None:
             return ()
-        ours = sorted(
-            (file for file in spool.finished if file.run == status.run),
-            key=lambda file: -file.age_seconds,
-        )
-        held = status.stage("give-back")
-        if held is None:
-            return ()
-        unread = ours[held.items :]
+        ours = sorted(self.own(spool.finished), key=lambda file: -file.age_seconds)
+        held = self.status.stage("give-back")
+        unread = ours[held.items if held else 0 :]
         return tuple(file for file in unread if file.age_seconds > self.stalled_seconds)
+
+    def own(self, files: Iterable[SpoolFileEvidence]) -> list[SpoolFileEvidence]:
+        """Return the run's files of samples; handshake and canary take numbers beyond them."""
+        status = self.status
+        if status is None:
+            return []
+        samples = status.samples or (self.output.samples if self.output else 0)
+        return [one for one in files if one.run == status.run and one.sample < samples]
 
     @property
     def server_loading(self) -> bool:
         """Whether a server holds the spool and has not announced itself yet."""
         return self.spool is not None and self.spool.server_lock_held and self.spool.server is None
+
+    @property
+    def server_awaited(self) -> bool:
+        """Whether a server has announced itself, and the run waits until it is healthy."""
+        held = self.spool is not None and self.spool.server_lock_held
+        return held and not self.server_stopped and self.phase == WAITS
 
     @property
     def server_absent(self) -> str:
@@ -329,12 +354,16 @@ class Case:
         """Say what shows that the server does nothing though it should."""
         if self.server_stopped:
             return f"its process {self.server_pid} is stopped by a signal"
-        if self.server is not None and self.server.health not in {"ok", "refused"}:
+        if self.server is not None and self.server.health not in {"ok", "refused", NOT_ASKED}:
             return f"{self.server.url} is asked for its health: {self.server.health}"
+        return None if self._all_answered else self._stands_still()
+
+    def _stands_still(self) -> str | None:
         beat = self.spool.heartbeat if self.spool else None
-        if beat is None or beat.age_seconds <= self.stalled_seconds or beat.advanced:
-            return None
-        if self._all_answered:
+        if beat is None:
+            never = f"it has computed nothing yet, and {self.in_flight} requests wait"
+            return never if self.in_flight else None
+        if beat.age_seconds <= self.stalled_seconds or beat.advanced:
             return None
         partial = len(self.spool.partial) if self.spool else 0
         if self.in_flight or partial or beat.queue_depth:
@@ -348,24 +377,8 @@ class Case:
         return answered is not None and answered.items >= self.in_flight > 0
 
 
-def is_disk_wait(wait_channel: str | None) -> bool:
-    """Tell whether a kernel function is one in which a thread waits for a file system.
-
-    >>> is_disk_wait("request_wait_answer"), is_disk_wait("do_epoll_wait"), is_disk_wait(None)
-    (True, False, False)
-    """
-    return (wait_channel or "").startswith(_DISK_WAITS)
-
-
-def _hang(thread: ThreadEvidence | None, frames: tuple[str, ...]) -> str:
-    place = f" in {shorten(frames)}" if frames else ""
-    if thread is None:
-        return f"its threads cannot be seen{place}"
-    if thread.cpu_share > BUSY_SHARE or thread.state == "R":
-        return f"an endless loop{place} (thread {thread.tid} computes all the time)"
-    if thread.state == "D":
-        return f"a wait in the kernel{place} ({thread.describe()})"
-    return f"a deadlock{place} (thread {thread.tid} waits, and uses no processor)"
+def _is_older(stage: StageEvidence, seconds: float) -> bool:
+    return bool(stage.items) and (stage.oldest_age_seconds or 0.0) > seconds
 
 
 def _refusal(output: OutputEvidence) -> str | None:

@@ -74,9 +74,8 @@ class Child:
         return _answer(self._text, ended=ended)
 
     def _read_until(self, deadline: float) -> bool:
-        while (left := deadline - time.monotonic()) > 0:
-            if not select.select([self._pipe], [], [], left)[0]:
-                return False
+        # An answer that is there already counts also when we come late.
+        while select.select([self._pipe], [], [], max(deadline - time.monotonic(), 0.0))[0]:
             chunk = os.read(self._pipe, _CHUNK_BYTES)
             if not chunk:
                 return True

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from extraction.diagnosis.evidence import (
+    NOT_ASKED,
     AnnouncementEvidence,
     Evidence,
     HeartbeatEvidence,
     OutputEvidence,
     ProcessEvidence,
+    ServerEvidence,
     SpoolEvidence,
     SpoolFileEvidence,
     StageEvidence,
@@ -75,11 +77,13 @@ def collect_local(
     worker = look_at_worker(status, page, sample_seconds=sample_seconds, stacks=stacks)
     now, _ = _read(page)  # again: what is written all the time must have moved
     found = now or status
+    seen = look_at_spool(where, beat) if where else None
     return Evidence(
         status=status_evidence(found, held=is_locked(page)) if found else None,
         worker=worker,
-        spool=look_at_spool(where, beat) if where else None,
-        output=unasked_output(found.store) if found and found.store else None,
+        spool=seen,
+        server=_look_at_server(found, seen),
+        output=unasked_output(found.store, found.store_real) if found and found.store else None,
         notes=(problem,) if problem else (),
     )
 
@@ -101,6 +105,7 @@ def status_evidence(status: RunStatus, *, held: bool) -> StatusEvidence:
         samples=status.samples,
         done=status.complete + status.failed + status.complete_now + status.failed_now,
         in_flight=status.in_flight,
+        only_busy=status.only_busy,
         at_risk=status.at_risk,
         stages=tuple(
             StageEvidence(
@@ -116,6 +121,7 @@ def status_evidence(status: RunStatus, *, held: bool) -> StatusEvidence:
         last_errors=status.last_errors,
         server=status.server,
         spool=status.spool,
+        store_real=status.store_real,
     )
 
 
@@ -123,7 +129,7 @@ def look_at_worker(
     status: RunStatus | None, page: Path, *, sample_seconds: float, stacks: bool
 ) -> ProcessEvidence | None:
     """Look at the worker of a run, if the process of that number is still the worker."""
-    if status is None or not status.worker_pid:
+    if status is None or not status.worker_pid or _is_foreign(status.pid_namespace):
         return None
     pid = status.worker_pid
     if status.boot_id and status.boot_id != _boot_id():
@@ -158,9 +164,9 @@ def look_at_spool(path: str, before: Heartbeat | None = None) -> SpoolEvidence:
         return SpoolEvidence(path, unreadable=str(error))
 
 
-def unasked_output(store: str) -> OutputEvidence:
-    """Say where a store lies without touching it."""
-    mount = find_mount(store)
+def unasked_output(store: str, real: str = "") -> OutputEvidence:
+    """Say where a store lies without touching it; `real` is its path without links, where known."""
+    mount = find_mount(real or store)
     if mount is None:
         return OutputEvidence(store)
     return OutputEvidence(store, mount=mount.describe())
@@ -182,6 +188,14 @@ def look_at_server_process(spool: SpoolEvidence) -> ProcessEvidence | None:
     if has_open(server.pid, f"{spool.path}/{SERVER_LOCK}") is False:
         return None  # in another container the number is somebody else's
     return look_at_process(server.pid, "server")
+
+
+def _look_at_server(status: RunStatus | None, spool: SpoolEvidence | None) -> ServerEvidence | None:
+    """Look at the server from outside, without a word over HTTP."""
+    process = look_at_server_process(spool) if spool else None
+    if status is None or process is None:
+        return None
+    return ServerEvidence(status.server, NOT_ASKED, process=process)
 
 
 def _spool(view: SpoolView, path: str, before: Heartbeat | None) -> SpoolEvidence:
@@ -261,6 +275,16 @@ def _read(page: Path) -> tuple[RunStatus | None, str]:
         return parse_status(read_page(page)), ""
     except (OSError, ValueError) as error:
         return None, f"status page {page}: {error}"
+
+
+def _is_foreign(namespace: str) -> bool:
+    """Tell whether process ids of a namespace are others here: shared memory may be shared."""
+    return bool(namespace) and namespace != pid_namespace()
+
+
+def pid_namespace() -> str:
+    """Return what identifies the namespace in which this process's numbers count."""
+    return os.readlink("/proc/self/ns/pid")  # noqa: PTH115  # no path
 
 
 def _boot_id() -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from extraction.diagnosis.case import is_disk_wait
 from extraction.diagnosis.stacks import is_idle, shorten
+from extraction.diagnosis.waits import is_disk_wait
 from hsstore.report import KillCost
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from extraction.diagnosis.case import Case
     from extraction.diagnosis.evidence import (
@@ -50,9 +50,8 @@ def describe(evidence: Evidence) -> Iterator[str]:
 def kill_cost(case: Case) -> KillCost:
     """Say what a kill would cost now."""
     status, spool = case.status, case.spool
-    run = status.run if status else None
-    kept = _samples(file for file in (spool.finished if spool else ()) if file.run == run)
-    partial = _samples(file for file in (spool.partial if spool else ()) if file.run == run)
+    kept = _samples(case.own(spool.finished if spool else ()))
+    partial = _samples(case.own(spool.partial if spool else ()))
     again = tuple(sorted(({*(status.at_risk if status else ())} | {*partial}) - {*kept}))
     in_flight = case.in_flight
     if not case.client_alive:
@@ -77,7 +76,7 @@ def numbers(samples: Sequence[int]) -> str:
     return f"{text} and {more} more" if more > 0 else text
 
 
-def _samples(files: Iterator[SpoolFileEvidence]) -> tuple[int, ...]:
+def _samples(files: Iterable[SpoolFileEvidence]) -> tuple[int, ...]:
     return tuple(sorted({file.sample for file in files}))
 
 

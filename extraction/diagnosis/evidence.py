@@ -7,6 +7,10 @@ so that nothing here depends on a clock. What could not be looked at is None, an
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
+
+NOT_ASKED: Final = "not asked"
+"""Stands for a server's health where nobody asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +113,16 @@ class StatusEvidence:
     done: int = 0
     """Complete or given up."""
     in_flight: int = 0
+    only_busy: str = ""
+    """The server's reason for capturing nothing, where it has given no dump for many requests."""
     at_risk: tuple[int, ...] = ()
     """Samples that were asked for, and that neither a bit nor a dump in the spool keeps."""
     stages: tuple[StageEvidence, ...] = ()
     last_errors: tuple[str, ...] = ()
     server: str = ""
     spool: str = ""
+    store_real: str = ""
+    """The store's path without symbolic links; empty where the run did not say it."""
 
     def stage(self, name: str) -> StageEvidence | None:
         """Return a stage by its name."""
@@ -192,7 +200,7 @@ class ServerEvidence:
 
     url: str
     health: str
-    """`ok`, `refused`, `no answer`, or `status 503` and the like."""
+    """`ok`, `refused`, `no answer`, `status 503` and the like, or `NOT_ASKED`."""
     detail: str = ""
     process: ProcessEvidence | None = None
     log_tail: tuple[str, ...] = ()

@@ -75,7 +75,8 @@ def collect_all(
     began = time.monotonic()
     gpus = Child(look_at_gpus)
     local = Evidence() if page is None else collect_local(page.path, sample_seconds=sample_seconds)
-    output = _read_output(path, reading.wait(began + deadline_seconds), deadline_seconds)
+    real = local.status.store_real if local.status else ""
+    output = _read_output(path, real, reading.wait(began + deadline_seconds), deadline_seconds)
     if page is None and output.same:
         page = pages.of(output.same[0])
         local = collect_local(page.path, sample_seconds=sample_seconds) if page else local
@@ -100,9 +101,9 @@ class _Output:
         self.claims: list[dict[str, Any]] = found.get("claims") or []
 
 
-def _read_output(path: str, answer: Answer, deadline_seconds: float) -> _Output:
+def _read_output(path: str, real: str, answer: Answer, deadline_seconds: float) -> _Output:
     found: dict[str, Any] = answer.result or {}
-    mount = find_mount(path)
+    mount = find_mount(real or path)
     names = ("free_bytes", "total_bytes", "free_inodes", "read_only", "exists", "unreadable_plan")
     counts = ("capture_hash", "samples", "complete", "failed", "last_result")
     known = {name: found[name] for name in (*names, *counts) if name in found}
@@ -117,7 +118,7 @@ def _read_output(path: str, answer: Answer, deadline_seconds: float) -> _Output:
         claims=tuple(map(_describe_claim, found.get("claims") or ())),
         **known,
     )
-    if mount is not None and mount.read_only:
+    if mount is not None and mount.read_only and "read_only" not in found:
         evidence = replace(evidence, read_only=True)
     return _Output(evidence, found)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from extraction.diagnosis.case import Case
+from extraction.diagnosis.case import WAITS, Case
 from extraction.diagnosis.describe import describe, kill_cost
 from hsstore.report import Diagnosis
 from hsstore.verdict import Verdict
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from extraction.diagnosis.evidence import Evidence
 
+FULL = "full"
+"""How the server's reason begins when it is the spool that has no room."""
 RERUN = "run the same `hsstore extract` command again"
 
 
@@ -65,9 +67,8 @@ def _output_blocked(case: Case) -> _Finding | None:
     )
     if case.worker is not None and case.worker.uninterruptible:
         advice += "A kill works only once it does. "
-    return _Finding(
-        Verdict.OUTPUT_BLOCKED, f"the output file system does not answer: {why}", advice.rstrip()
-    )
+    how = "is slow, or does not answer" if case.waits_for_fsync else "does not answer"
+    return _Finding(Verdict.OUTPUT_BLOCKED, f"the output file system {how}: {why}", advice.rstrip())
 
 
 def _output_refuses(case: Case) -> _Finding | None:
@@ -140,7 +141,7 @@ def _client_stopped(case: Case) -> _Finding | None:
 def _moving(case: Case) -> _Finding | None:
     if case.stalled or case.page_stale:
         return None
-    if case.phase == "waiting for server":
+    if case.phase == WAITS:
         return _waiting(case)
     age = case.progress_age_seconds
     return _Finding(Verdict.HEALTHY, f"it made progress {age:.0f} s ago", "nothing to do")
@@ -150,7 +151,11 @@ def _loop_stuck(case: Case) -> _Finding | None:
     if not case.page_stale:
         return None
     age = case.status.updated_age_seconds if case.status else 0.0
-    return _stuck(f"its event loop has not run for {age:.0f} s", case.main_hang())
+    what = f"its event loop has not run for {age:.0f} s"
+    found = _other_disk(case) or _stuck(what, case.main_hang())
+    if not case.stalled:
+        found = found._replace(advice="wait a little and ask again: it may only be busy")
+    return found
 
 
 def _stage_stuck(case: Case) -> _Finding | None:
@@ -171,29 +176,47 @@ def _stuck(what: str, how: str) -> _Finding:
 
 
 def _busy_before_the_first_request(case: Case) -> _Finding | None:
-    if case.phase not in {"starting", "reading data"}:
+    if case.phase not in {"starting", "reading data", "creating the store"}:
         return None
     if case.worker is None or any(thread.cpu_share > 0 for thread in case.worker.threads):
         return _Finding(Verdict.HEALTHY, f"{case.phase}, and computing", "nothing to do")
-    return _stuck(f"{case.phase}, and nothing computes", case.main_hang())
+    what = f"{case.phase}, and nothing computes"
+    return _other_disk(case) or _stuck(what, case.main_hang())
+
+
+def _other_disk(case: Case) -> _Finding | None:
+    """Name a file system that is not the output's: that of the data, most of all."""
+    where = case.other_disk()
+    if not where:
+        return None
+    return _Finding(
+        Verdict.CLIENT_STUCK,
+        f"the client waits for a file system that does not answer: {where}",
+        "look at that file's mount: the kernel's log (dmesg), the storage server; the run goes on by "
+        "itself when it answers",
+    )
 
 
 # --- the server -------------------------------------------------------------------------------
 
 
 def _waiting(case: Case) -> _Finding:
-    state = "it is loading" if case.server_loading else "no server holds the spool yet"
+    state = "no server holds the spool yet"
+    if case.server_loading:
+        state = "it is loading"
+    elif case.server_awaited:
+        state = "it has announced itself, and does not answer /health yet"
     return _Finding(
         Verdict.WAITING_FOR_SERVER,
         f"waiting for the server of {case.spool_path}: {state}",
         "nothing to do while it loads; the run goes on when the server is ready"
-        if case.server_loading
+        if case.server_awaited or case.server_loading
         else "start the server; the run goes on when it is ready",
     )
 
 
 def _server_loading(case: Case) -> _Finding | None:
-    return _waiting(case) if case.server_loading else None
+    return _waiting(case) if case.server_loading or case.server_awaited else None
 
 
 def _server_down(case: Case) -> _Finding | None:
@@ -219,6 +242,27 @@ def _spool_full(case: Case) -> _Finding | None:
     )
 
 
+def _only_busy(case: Case) -> _Finding | None:
+    why = case.only_busy
+    if not why:
+        return None
+    summary = f"the server computes, and captures nothing of it: {why}"
+    if why.startswith(FULL):
+        return _Finding(
+            Verdict.SPOOL_FULL,
+            summary,
+            "the server's memory limit (cgroup) may leave it less room than this side sees: look who "
+            f"fills it and {case.spool_path} (df, ls -l), and give it more; the client goes on "
+            "asking, and refuses the run when one request alone finds no room in an empty spool",
+        )
+    return _Finding(
+        Verdict.DUMP_MISSING,
+        summary,
+        "look in the server's log for what the plugin says, and give it a larger "
+        "HSSTORE_STAGING_MB; the client goes on asking with fewer requests at once",
+    )
+
+
 def _dump_unread(case: Case) -> _Finding | None:
     unread = case.unread_dumps
     if not unread:
@@ -236,7 +280,11 @@ def _server_hung(case: Case) -> _Finding | None:
     why = case.server_hangs()
     if why is None:
         return None
-    advice = "look at the server's log and its GPUs, and restart it: the run goes on with it"
+    advice = (
+        "look at the server's log and its GPUs: if it computes, and one forward of this model may "
+        "take that long, only wait (a larger --stall-after, and --stall-abort, allow for it); else "
+        "restart it: the run goes on with it"
+    )
     if case.server_stopped:
         advice = f"let it go on: kill -CONT {case.server_pid}"
     return _Finding(Verdict.SERVER_HUNG, f"the server hangs: {why}", advice)
@@ -272,6 +320,7 @@ RULES: tuple[Callable[[Case], _Finding | None], ...] = (
     _busy_before_the_first_request,
     _stage_stuck,
     _spool_full,
+    _only_busy,
     _server_loading,
     _server_down,
     _dump_unread,

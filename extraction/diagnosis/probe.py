@@ -14,6 +14,7 @@ import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from extraction.engines.sglang.log import mask
 from extraction.page import is_locked
 from hsstore.claims import Claim
 from hsstore.errors import HsstoreError
@@ -106,13 +107,13 @@ def _no_health(error: BaseException) -> dict[str, str]:
 
 
 def read_log_tail(path: str, tell: Tell) -> list[str]:
-    """Read the last lines of a server's log."""
+    """Read the last lines of a server's log, keys hidden: they end in reports that others read."""
     tell(f"reading {path}")
     with Path(path).open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - _LOG_BYTES))
         lines = file.read().decode(errors="replace").splitlines()
-    return [line[:_LINE_CHARACTERS] for line in lines if line.strip()][-LOG_LINES:]
+    return [mask(line)[:_LINE_CHARACTERS] for line in lines if line.strip()][-LOG_LINES:]
 
 
 def look_at_gpus(tell: Tell) -> list[dict[str, Any]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import mmap
 import os
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,9 @@ from extraction.spool.free import FreeFiles
 from extraction.spool.memory import headroom_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
     import numpy.typing as npt
 
     from extraction.spool.directory import SpoolDirectory
@@ -87,7 +92,8 @@ class Capture:
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         try:
             os.fchmod(descriptor, directory.file_mode)
-            _reserve(descriptor, free, layout.size_bytes)
+            with _alone_in(free.path):
+                _reserve(descriptor, free, layout.size_bytes)
             self._map = mmap.mmap(descriptor, layout.size_bytes)
         except (CaptureError, OSError):
             self._path.unlink(missing_ok=True)
@@ -129,7 +135,13 @@ class Capture:
         return self._path.exists()
 
     def finish(self) -> None:
-        """Give the file its final name."""
+        """Give the file its final name.
+
+        Raises
+        ------
+        FileNotFoundError
+            Its client has removed it.
+        """
         self._map.close()
         self._path.rename(self._finished)
 
@@ -137,6 +149,17 @@ class Capture:
         """Give the file up; its memory is free when this returns."""
         self._map.close()
         self._path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _alone_in(directory: Path) -> Iterator[None]:
+    """Keep the server's other processes out: two that look first could both take the last room."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _reserve(descriptor: int, free: FreeFiles, size_bytes: int) -> None:

@@ -23,10 +23,17 @@ _CGROUP: Final = Path("/sys/fs/cgroup")
 def headroom_bytes(spool: Path, *, proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
     """Count the bytes that new files in `spool` may take, >= 0."""
     status = os.statvfs(spool)
-    bounds = [(status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize)]
-    bounds.append(_machine(proc))
-    bounds.extend(_cgroups(proc, cgroup))
-    return max(0, min(free - min(RESERVE_BYTES, size // 16) for free, size in bounds))
+    bound = (status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize)
+    return min(_less_reserve(*bound), available_bytes(proc=proc, cgroup=cgroup))
+
+
+def available_bytes(*, proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
+    """Count the bytes of memory that this process may take, wherever they lie, >= 0."""
+    return min(_less_reserve(*bound) for bound in (_machine(proc), *_cgroups(proc, cgroup)))
+
+
+def _less_reserve(free_bytes: int, size_bytes: int) -> int:
+    return max(0, free_bytes - min(RESERVE_BYTES, size_bytes // 16))
 
 
 def _machine(proc: Path) -> tuple[int, int]:

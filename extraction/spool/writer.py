@@ -209,7 +209,11 @@ class SpoolWriter:
         self._rows += len(input_ids)
         if not capture.coverage.complete:
             return PutState.PARTIAL
-        capture.finish()
+        try:
+            capture.finish()
+        except FileNotFoundError:  # its client has said no meanwhile
+            self._end(request)
+            return PutState.IGNORED
         self._end(request)
         return PutState.FINISHED
 
@@ -224,6 +228,8 @@ class SpoolWriter:
     def _fail(self, request: RequestId, reason: ErrorReason, detail: str) -> None:
         self._end(request)  # first: it frees the memory that the error file may need
         logger.warning("capture of %s failed: %s: %s", request, reason, detail)
+        if not self.is_ours(str(request)):
+            return  # its client has left meanwhile: nobody would ever remove the file
         content = {"reason": reason, "detail": detail, "instance": self.instance}
         path = self.directory.error(request)
         try:

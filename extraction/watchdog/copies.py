@@ -60,16 +60,21 @@ class Copies:
     def copy(self, *, now: bool = False) -> None:
         """Write what is due; a disk that refuses is tried again later."""
         run = self.status.get("run")
-        if not isinstance(run, str) or not run or not self._directory.is_dir():
+        if not isinstance(run, str) or not run:
             return
         due = now or time.monotonic() - self._copied_at > COPY_SECONDS
         with suppress(OSError):
-            self._copy_stall(run)
-            if due:
-                self._copied_at = time.monotonic()
-                self._copy_log(run)
-                self._replace(run + STATUS, self._status.read())
-                self._remove_old()
+            if self._directory.is_dir():
+                self._copy_all(run, due=due)
+
+    def _copy_all(self, run: str, *, due: bool) -> None:
+        self._copy_stall(run)
+        due = due or not self._copied_at
+        if due:
+            self._copied_at = time.monotonic()
+            self._copy_log(run)
+            self._replace(run + STATUS, self._status.read())
+            self._remove_old()
 
     def _copy_stall(self, run: str) -> None:
         stall = self._watch.read()
@@ -79,14 +84,19 @@ class Copies:
             self._copied_at = 0.0  # with the state that belongs to it
 
     def _copy_log(self, run: str) -> None:
-        text, self._log = self._log, b""
-        with (self._directory / (run + LOG)).open("ab") as file:
-            file.write(text)
+        with (self._directory / (run + LOG)).open("ab", buffering=0) as file:
+            while self._log:  # what a full disk has not taken is kept
+                self._log = self._log[file.write(self._log) :]
 
     def _replace(self, name: str, content: bytes) -> None:
         temporary = self._directory / f".{name}.{os.getpid()}"
-        temporary.write_bytes(content)
-        temporary.replace(self._directory / name)
+        try:
+            temporary.write_bytes(content)
+            temporary.replace(self._directory / name)
+        except OSError:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
 
     def _remove_old(self) -> None:
         copies = [path for path in self._directory.iterdir() if _COPY.fullmatch(path.name)]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 from extraction.page import Page, allocate_page
 from extraction.status import StatusPage, stacks_path, watch_path
+from hsstore.errors import OutputError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,21 +26,42 @@ class RunPages:
 
         Raises
         ------
-        OSError
-            Shared memory is full, or the directory is somebody else's.
+        RefusedError
+            The directory is somebody else's.
+        OutputError
+            Shared memory is full.
         """
-        status = StatusPage.create(directory, store)
-        _create(stacks_path(status.path))
-        watch = watch_path(status.path)
-        _create(watch, page=True)
-        return cls(status, Page(watch))
+        try:
+            status = StatusPage.create(directory, store)
+            try:
+                return cls(status, _create_others(status.path))
+            except OSError:
+                _remove_others(status.path)
+                status.remove()
+                raise
+        except OSError as error:
+            raise OutputError(
+                f"no room for the run's status in shared memory, {directory}: {error.strerror}; see "
+                "who fills it (df, ls -l /dev/shm), then run the same command again"
+            ) from error
 
     def remove(self) -> None:
         """Delete the files."""
         self.watch.close()
-        for path in (watch_path(self.status.path), stacks_path(self.status.path)):
-            path.unlink(missing_ok=True)
+        _remove_others(self.status.path)
         self.status.remove()
+
+
+def _create_others(status: Path) -> Page:
+    _create(stacks_path(status))
+    watch = watch_path(status)
+    _create(watch, page=True)
+    return Page(watch)
+
+
+def _remove_others(status: Path) -> None:
+    for path in (watch_path(status), stacks_path(status)):
+        path.unlink(missing_ok=True)
 
 
 def _create(path: Path, *, page: bool = False) -> None:

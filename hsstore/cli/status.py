@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -27,7 +27,9 @@ FRESH_SECONDS = 5.0
 def status(
     store: StorePath,
     *,
-    watch: Annotated[bool, typer.Option("--watch", help="Show it again and again.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show it again and again; with --json a line each.")
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """Show the runs on a store: progress, rates, stages, last errors, last stall.
@@ -40,6 +42,8 @@ def status(
     from extraction.status_report import StatusReader
 
     reader = StatusReader(os.path.abspath(store))  # noqa: PTH100  # touches nothing
+    if watch and json:
+        _print_lines(reader.read)
     if watch:
         _watch(reader.read)
         return
@@ -49,6 +53,18 @@ def status(
         print(report.model_dump_json(indent=2))
     else:
         _console().print(_text(report))
+
+
+def _print_lines(read: Callable[[], StatusReport]) -> NoReturn:
+    """Print a document a line, until somebody ends it."""
+    try:
+        while True:
+            report = read()
+            _refuse_unknown(report)
+            print(report.model_dump_json(), flush=True)
+            time.sleep(WATCH_SECONDS)
+    except KeyboardInterrupt:
+        raise typer.Exit from None
 
 
 def _watch(read: Callable[[], StatusReport]) -> None:

@@ -14,6 +14,7 @@ import torch
 from extraction.engines.capture_hash import capture_hash
 from extraction.spool import DTYPES, Norm, ServerInfo
 from hsstore_sglang.flags import (
+    NEEDED,
     data_parallel_size,
     numeric_changes,
     recorded_flags,
@@ -87,6 +88,16 @@ def describe(runner: ModelRunner, args: Arguments) -> Capture:
     norm = describe_norm(find_norm(find_decoder(model)), text.hidden_size)
     flags = recorded_flags(args, runner)
     warnings = warnings_of(args, device)
+    if args.aux_hidden_state_capture != "dflash" or asked is None:
+        warnings.append(
+            f"the layers {list(layers)} were read out of {type(model).__name__} and could not be "
+            f"checked, some models shift EAGLE3's: name them with {NEEDED}"
+        )
+    if not _is_chunked(args):
+        warnings.append(
+            "prompts are computed whole: one that exceeds the staging buffer is not captured; set "
+            "--chunked-prefill-size, or the buffer's size by HSSTORE_STAGING_MB"
+        )
     if norm is None:
         warnings.append(f"{type(model).__name__} has a final norm that hsstore cannot describe")
     if new := warning_of(installed_sglang() or ""):
@@ -174,7 +185,11 @@ def _is_quantised(model_dir: Path) -> bool:
 
 
 def _chunk_rows(args: Arguments, config: ModelConfig) -> int:
-    chunk = args.chunked_prefill_size
-    if chunk is not None and chunk > 0:
-        return int(chunk)
-    return max(int(args.max_prefill_tokens or 0), int(config.context_len))
+    if _is_chunked(args):
+        return int(args.chunked_prefill_size)
+    # One longer prompt alone may exceed it: a buffer for the longest could be most of the memory.
+    return int(args.max_prefill_tokens or config.context_len)
+
+
+def _is_chunked(args: Arguments) -> bool:
+    return args.chunked_prefill_size is not None and args.chunked_prefill_size > 0

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from hsstore_sglang.model import UnsupportedError
+from hsstore_sglang.settings import CUDA_CHECKED, is_cuda_checked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,6 +23,20 @@ NEEDED: Final = (
 _NEVER_TOGETHER: Final[tuple[tuple[str, Any, str], ...]] = (
     ("pp_size", 1, "a pipeline rank sees its own layers only; use --tp-size"),
     ("attn_cp_size", 1, "context parallelism spreads the rows of a sequence; drop it"),
+    ("enable_prefill_cp", False, "context parallelism spreads the rows of a sequence; drop it"),
+    (
+        "enable_cp_tp_group_sharing",
+        False,
+        "context parallelism spreads the rows of a sequence; drop --enable-prefill-cp",
+    ),
+    ("enable_layernorm_sp", False, "the rows of a prompt would be spread over ranks; drop it"),
+    (
+        "enable_attn_tp_input_scattered",
+        False,
+        "the rows of a prompt would be spread over ranks; drop it",
+    ),
+    ("enable_mis", False, "scored items take another way through the model; drop it"),
+    ("encoder_only", False, "there is no language model in it; drop it"),
     ("enable_two_batch_overlap", False, "captured layers would be skipped; drop it"),
     ("enable_pdmux", False, "the forward of a prompt is split; drop it"),
     ("dllm_algorithm", None, "diffusion models compute a prompt several times"),
@@ -29,9 +44,18 @@ _NEVER_TOGETHER: Final[tuple[tuple[str, Any, str], ...]] = (
 )
 """Flag, its harmless value, and why any other one forbids a capture."""
 
+_NUMERIC: Final = (
+    "modelopt_quant",
+    "quantization_param_path",
+    "quantize_and_serve",
+    "rl_on_policy_target",
+    "rl_quant_profile",
+)
+"""Flags that change the numbers wherever they are set at all."""
+
 _CUDA_UNPROVEN: Final = (
-    "the CUDA path of the plugin is experimental until tools/check_capture_gpu.py has passed on "
-    "this kind of GPU"
+    "the CUDA path of the plugin is experimental: run tools/check_capture_gpu.py on this kind of GPU, "
+    f"and once it has passed, start servers with {CUDA_CHECKED}=1"
 )
 
 
@@ -69,7 +93,7 @@ def warnings_of(args: Arguments, device: str) -> list[str]:
 
 
 def _warnings(args: Arguments, device: str) -> Iterator[str]:
-    if device == "cuda":
+    if device == "cuda" and not is_cuda_checked():
         yield _CUDA_UNPROVEN
     fused = any(
         _is_set(args, name)
@@ -136,7 +160,7 @@ def numeric_changes(args: Arguments, runner: ModelRunner, *, quantised: bool) ->
         "kv_cache_dtype": _unless(_get(args, "kv_cache_dtype"), "auto"),
         "json_model_override_args": _unless(_get(args, "json_model_override_args"), "{}"),
         "load_format": "dummy" if _get(args, "load_format") == "dummy" else None,
-        "modelopt_quant": _get(args, "modelopt_quant"),
+        **{name: _get(args, name) for name in _NUMERIC},
     }
     return {name: value for name, value in changes.items() if value}
 

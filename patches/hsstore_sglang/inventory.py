@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 _RUNNER: Final = "sglang.srt.model_executor.model_runner"
 _BATCH: Final = "sglang.srt.model_executor.forward_batch_info"
+_CONFIG: Final = "sglang.srt.configs.model_config"
 _LOGITS: Final = "sglang.srt.layers.logits_processor"
 _UPDATER: Final = "sglang.srt.model_executor.model_runner_components.weight_updater"
 _HOOKS: Final = "sglang.srt.plugins.hook_registry"
@@ -21,6 +23,8 @@ FORWARD: Final = f"{_RUNNER}.ModelRunner.forward"
 """Behind it, states are captured."""
 LOADED: Final = f"{_RUNNER}.ModelRunner.init_cuda_graphs"
 """Behind it, the model is loaded and its layers are resolved: the capture is announced."""
+ENGINE: Final = "sglang.srt.entrypoints.engine.Engine.__init__"
+"""Before it, in the process that starts servers, the next one gets a name of its own."""
 WEIGHT_UPDATES: Final = tuple(
     f"{_UPDATER}.WeightUpdater.{name}"
     for name in (
@@ -42,6 +46,8 @@ class Symbol:
     """Dotted, inside the module; the last part may be a field of a dataclass."""
     parameters: tuple[str, ...] = ()
     """Parameters by these names, of a function."""
+    of_instances: bool = False
+    """Only objects have it: it is looked for in the source of the class."""
 
 
 def _split(target: str) -> Symbol:
@@ -65,7 +71,23 @@ SYMBOLS: Final = (
     Symbol(_BATCH, "ForwardBatch.input_ids"),
     Symbol(_BATCH, "ForwardMode.is_extend"),
     Symbol(_BATCH, "ForwardMode.is_target_verify"),
+    *(
+        Symbol(_RUNNER, f"ModelRunner.{name}", of_instances=True)
+        for name in ("is_draft_worker", "model", "model_config", "server_args", "device")
+    ),
+    *(
+        Symbol(_CONFIG, f"ModelConfig.{name}", of_instances=True)
+        for name in (
+            "model_path",
+            "revision",
+            "quantization",
+            "dtype",
+            "hf_text_config",
+            "context_len",
+        )
+    ),
     Symbol(_CONTEXT, "get_parallel"),
+    Symbol(_CONTEXT, "ParallelContext.attn_dp_size", of_instances=True),
     *(
         Symbol(_CONTEXT, f"ParallelContext.{rank}")
         for rank in ("attn_tp_rank", "attn_cp_rank", "attn_dp_rank", "pp_rank", "dp_rank")
@@ -80,6 +102,8 @@ SYMBOLS: Final = (
             "model_path",
             "chunked_prefill_size",
             "max_prefill_tokens",
+            "attn_dp_size",
+            "dp_size",
             "url",
         )
     ),
@@ -87,7 +111,11 @@ SYMBOLS: Final = (
 )
 
 
-def find_missing(symbols: Sequence[Symbol] = SYMBOLS) -> list[str]:
+STARTING_SYMBOLS: Final = (_split(ENGINE),)
+"""Of the process that starts servers: none that computes needs them, nor should import them."""
+
+
+def find_missing(symbols: Sequence[Symbol] = (*SYMBOLS, *STARTING_SYMBOLS)) -> list[str]:
     """Say which symbols the SGLang of this environment lacks, a line each."""
     return [problem for symbol in symbols if (problem := _problem_of(symbol))]
 
@@ -97,6 +125,8 @@ def _problem_of(symbol: Symbol) -> str:
         found: object = importlib.import_module(symbol.module)
     except ImportError as error:
         return f"{symbol.module}: cannot be imported ({error})"
+    if symbol.of_instances:
+        return _missing_on_instances(symbol, found)
     for part in symbol.name.split("."):
         # A field of a dataclass without a default is no attribute of the class.
         fields = getattr(found, "__dataclass_fields__", {})
@@ -106,6 +136,28 @@ def _problem_of(symbol: Symbol) -> str:
             return f"{symbol.module}: no {symbol.name}"
         found = getattr(found, part)
     return _missing_parameters(symbol, found) if symbol.parameters else ""
+
+
+def _missing_on_instances(symbol: Symbol, module: object) -> str:
+    owner, name = symbol.name.split(".")
+    bases = inspect.getmro(getattr(module, owner)) if hasattr(module, owner) else ()
+    if any(name in vars(base) or _is_named_in_source(base, name) for base in bases):
+        return ""
+    return f"{symbol.module}: no {symbol.name}"
+
+
+def _is_named_in_source(base: type, name: str) -> bool:
+    """Tell whether a class sets this attribute, or its module names it as a string."""
+    if base.__module__ == "builtins":
+        return False
+    try:
+        own, around = (
+            inspect.getsource(base),
+            inspect.getsource(importlib.import_module(base.__module__)),
+        )
+    except (OSError, TypeError):  # installed without its source: nothing can be said
+        return True
+    return bool(re.search(rf"\bself\.{name}\s*(:|,|=(?!=))", own)) or f'"{name}"' in around
 
 
 def _missing_parameters(symbol: Symbol, function: object) -> str:

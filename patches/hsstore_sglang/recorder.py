@@ -1,7 +1,7 @@
 """The thread that writes what forwards left in the staging buffer into the spool.
 
-Nothing here is ever waited for by the thread that computes, but for a few milliseconds of room in
-the buffer. No piece is lost without a trace: each ends in a dump or as its request's `.error` file.
+Nothing here is ever waited for by the thread that computes, but for a few tens of milliseconds for
+room in the buffer. No piece is lost without a trace: each ends in a dump or as its request's `.error` file.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-WAIT_SECONDS: Final = 0.005
-"""How long a forward waits for room in the staging buffer before it gives its captures up."""
+WAIT_SECONDS: Final = 0.05
+"""How long a forward waits for room in the staging buffer before it gives its captures up. It waits for
+the writer below, never for a client."""
 _IDLE_SECONDS: Final = 1.0
 """How often an idle writer looks for captures that nobody wants any more."""
 
@@ -106,6 +107,7 @@ class Recorder:
         self._thread.join()
 
     def _run(self) -> None:
+        self._prepare()
         while True:
             try:
                 job = self._jobs.get(timeout=_IDLE_SECONDS)
@@ -122,6 +124,12 @@ class Recorder:
             else:
                 self._give_up(job)
             self._beat()
+
+    def _prepare(self) -> None:
+        try:
+            self._staging.use_in_this_thread()
+        except Exception:  # copies will say more; this thread must go on
+            logger.exception("hsstore: the writer has no device")
 
     def _write(self, job: _Rows) -> None:
         try:

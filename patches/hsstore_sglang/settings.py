@@ -19,6 +19,8 @@ LOG: Final = "HSSTORE_LOG"
 """Path of the server's log, for people who look for it."""
 STAGING_MB: Final = "HSSTORE_STAGING_MB"
 """Host memory for states between the forward and the spool."""
+CUDA_CHECKED: Final = "HSSTORE_CUDA_CHECKED"
+"""Set to 1 where tools/check_capture_gpu.py has passed on this kind of GPU: no warning then."""
 INSTANCE: Final = "HSSTORE_INSTANCE"
 """UUID of this start of the server; made by its first process, inherited by the others."""
 
@@ -44,12 +46,27 @@ def is_configured(environment: Mapping[str, str] = os.environ) -> bool:
     return bool(environment.get(SPOOL))
 
 
+def is_cuda_checked(environment: Mapping[str, str] = os.environ) -> bool:
+    """Tell whether somebody says that the CUDA path was checked."""
+    return environment.get(CUDA_CHECKED) == "1"
+
+
 def ensure_instance(environment: MutableMapping[str, str] = os.environ) -> bool:
     """Name this start of the server, in its first process; returns whether this is that one."""
     if environment.get(INSTANCE):
         return False
-    environment[INSTANCE] = str(uuid.uuid4())
+    renew_instance(environment)
     return True
+
+
+def renew_instance(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Name another start of a server in the process that started one before."""
+    environment[INSTANCE] = str(uuid.uuid4())
+
+
+def switch_off(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Make the processes that this one will start inert."""
+    environment.pop(SPOOL, None)
 
 
 def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:

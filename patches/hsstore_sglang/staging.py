@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 
-from hsstore_sglang.ring import Ring
+from hsstore_sglang.ring import ALIGNMENT_BYTES, Ring
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 _BITS: Final = {torch.bfloat16: torch.int16}
 """numpy has no bfloat16: its bits travel as integers."""
 _ID_BYTES: Final = 4
+MIN_STAGING_BYTES: Final = 64 << 20
+_FORWARDS: Final = {"cuda": 4}
+"""Forwards on their way at once. SGLang launches ahead: behind a launch, the forward itself and the
+one before it are still to be computed, the third one arrives, and the fourth one is written."""
+_FORWARDS_ELSEWHERE: Final = 2
+"""Where a forward has ended when its hook runs: one arrives while the one before it is written."""
 
 
 class Event(Protocol):
@@ -99,10 +105,15 @@ class Staging:
         """
         self.shape = shape
         self.ring = Ring(size_bytes)
-        self._device = device
         self._on_cuda = device.type == "cuda"
+        self._device = _with_number(device) if self._on_cuda else device
         self._memory = torch.zeros(size_bytes, dtype=torch.uint8, pin_memory=self._on_cuda)
-        self._stream = _new_stream(device) if self._on_cuda else None
+        self._stream = _new_stream(self._device) if self._on_cuda else None
+
+    def use_in_this_thread(self) -> None:
+        """Prepare the thread that waits for copies: a new one looks at the first GPU."""
+        if self._on_cuda:
+            torch.cuda.set_device(self._device)
 
     def stage(
         self,
@@ -165,11 +176,22 @@ class Staging:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             host.copy_(device, non_blocking=True)
-            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            # Blocking: to wait for it must not spin, this is a core of the server's.
+            arrived = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             arrived.record(self._stream)
         # The caching allocator must not hand these bytes out again before the copy has read them.
         device.record_stream(self._stream)
         return arrived
+
+
+def default_staging_bytes(
+    shape: Shape, rows: int, device: torch.device, *, least_bytes: int = MIN_STAGING_BYTES
+) -> int:
+    """Size a buffer for all forwards of up to so many rows that are on their way at once."""
+    one = -(-shape.size_bytes(rows) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    forwards = _FORWARDS.get(device.type, _FORWARDS_ELSEWHERE)
+    # One more: unequal forwards leave a gap at the end of the ring.
+    return max((forwards + 1) * one, least_bytes)
 
 
 def _gather(
@@ -189,6 +211,13 @@ def _gather(
         states[here, layers].copy_(final[there])
         out_ids[here].copy_(ids[there])
         low += run.rows
+
+
+def _with_number(device: torch.device) -> torch.device:
+    """Name the GPU that `cuda` means here: in another thread it may mean another one."""
+    if str(device) != "cuda":
+        return device
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _new_stream(device: torch.device) -> torch.cuda.Stream:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, strategies as st
 
 from extraction.diagnosis.evidence import (
+    NOT_ASKED,
     AnnouncementEvidence,
     Evidence,
     HeartbeatEvidence,
@@ -23,6 +24,7 @@ from extraction.diagnosis.evidence import (
     ThreadEvidence,
 )
 from extraction.diagnosis.judge import judge
+from extraction.status import Phase
 from hsstore.verdict import Verdict
 
 GB = 1 << 30
@@ -112,6 +114,16 @@ CASES: list[tuple[str, Evidence, Verdict, str]] = [
         "c.3.partial on /data (nfs4, box:/x)",
     ),
     (
+        "a store that is given by a link: the kernel names its true path",
+        replace(
+            QUIET,
+            worker=worker(MAIN, replace(IN_WRITE, file="/true/s.zarr/c.1", mount=None)),
+            status=status(store_real="/true/s.zarr"),
+        ),
+        Verdict.OUTPUT_BLOCKED,
+        "/true/s.zarr/c.1",
+    ),
+    (
         "a FUSE call that names no file",
         replace(
             QUIET,
@@ -184,6 +196,34 @@ CASES: list[tuple[str, Evidence, Verdict, str]] = [
         replace(DEAD, output=replace(OUTPUT, write_error="x: Input/output error")),
         Verdict.OUTPUT_BLOCKED,
         "refuses writes",
+    ),
+    (
+        "a write that hangs while the server's heart beats",
+        replace(HEALTHY, status=replace(STATUS, stages=(stage("disk:write", f"{STORE}/c.1"),))),
+        Verdict.OUTPUT_BLOCKED,
+        f"write of {STORE}/c.1 has not returned for 300 s",
+    ),
+    (
+        "the same, and the probe hangs too",
+        replace(
+            HEALTHY,
+            status=replace(STATUS, stages=(stage("disk:open", f"{STORE}/c.1"),)),
+            output=replace(OUTPUT, write_answered=False),
+        ),
+        Verdict.OUTPUT_BLOCKED,
+        "an attempt to write to it",
+    ),
+    (
+        "an fsync takes as long as the data before it",
+        replace(HEALTHY, status=replace(STATUS, stages=(stage("disk:fsync", f"{STORE}/c.1"),))),
+        Verdict.HEALTHY,
+        "",
+    ),
+    (
+        "nothing but an fsync that takes long",
+        replace(QUIET, status=status(stages=(stage("disk:fsync", f"{STORE}/c.1"),))),
+        Verdict.OUTPUT_BLOCKED,
+        f"is slow, or does not answer: fsync of {STORE}/c.1 takes 300 s",
     ),
     # Nothing runs.
     (
@@ -264,6 +304,18 @@ CASES: list[tuple[str, Evidence, Verdict, str]] = [
         Verdict.CLIENT_STUCK,
         "an endless loop",
     ),
+    (
+        "the disk of the data hangs",
+        replace(
+            QUIET,
+            status=status(phase="reading data", in_flight=0),
+            worker=worker(
+                MAIN, replace(IN_WRITE, syscall="read", file="/in/d", mount="/in (nfs4)")
+            ),
+        ),
+        Verdict.CLIENT_STUCK,
+        "file /in/d, on /in (nfs4)",
+    ),
     # The spool.
     (
         "no room for a dump",
@@ -272,12 +324,32 @@ CASES: list[tuple[str, Evidence, Verdict, str]] = [
         "",
     ),
     (
+        "nothing but refusals of a full spool",
+        replace(
+            QUIET, status=status(in_flight=0, only_busy="full: 9 bytes needed, 5 may be taken")
+        ),
+        Verdict.SPOOL_FULL,
+        "9 bytes needed, 5 may be taken",
+    ),
+    (
+        "nothing but refusals for want of buffers",
+        replace(QUIET, status=status(in_flight=1, only_busy="overrun: 3 chunks wait")),
+        Verdict.DUMP_MISSING,
+        "overrun: 3 chunks wait",
+    ),
+    (
         "unread dumps",
         replace(
             QUIET,
             spool=replace(SPOOL, finished=dumps(40, 41, 42)),
             status=status(stages=(stage("give-back", items=1),)),
         ),
+        Verdict.DUMP_UNREAD,
+        "2 finished dumps",
+    ),
+    (
+        "unread dumps before anything was ever appended",
+        replace(QUIET, spool=replace(SPOOL, finished=dumps(40, 41)), status=status()),
         Verdict.DUMP_UNREAD,
         "2 finished dumps",
     ),
@@ -292,6 +364,56 @@ CASES: list[tuple[str, Evidence, Verdict, str]] = [
         "",
     ),
     # The server.
+    (
+        "announced, and not healthy yet",
+        replace(
+            QUIET,
+            status=status(phase="waiting for server", in_flight=0),
+            spool=STANDING,
+            server=ServerEvidence("http://s", "refused"),
+        ),
+        Verdict.WAITING_FOR_SERVER,
+        "does not answer /health yet",
+    ),
+    (
+        "it hangs in the handshake",
+        replace(QUIET, status=status(phase="handshake", in_flight=1), spool=STANDING),
+        Verdict.SERVER_HUNG,
+        "",
+    ),
+    (
+        "stopped, as the supervisor sees it without asking",
+        replace(
+            QUIET,
+            spool=STANDING,
+            server=ServerEvidence(
+                "http://s",
+                NOT_ASKED,
+                process=ProcessEvidence(
+                    20, "server", alive=True, threads=(replace(MAIN, state="T"),)
+                ),
+            ),
+        ),
+        Verdict.SERVER_HUNG,
+        "process 20 is stopped",
+    ),
+    (
+        "not asked is no bad health",
+        replace(
+            QUIET,
+            spool=STANDING,
+            server=ServerEvidence("http://s", NOT_ASKED),
+            status=status(stages=(stage("answered", items=8),)),
+        ),
+        Verdict.DUMP_MISSING,
+        "8 requests",
+    ),
+    (
+        "a client in another container is not dead",
+        replace(QUIET, worker=None, spool=STANDING),
+        Verdict.SERVER_HUNG,
+        "",
+    ),
     (
         "loading",
         replace(
@@ -361,6 +483,12 @@ CASES: list[tuple[str, Evidence, Verdict, str]] = [
         "",
     ),
     (
+        "a forward that takes long, the first one of all",
+        replace(QUIET, spool=replace(SPOOL, heartbeat=None)),
+        Verdict.SERVER_HUNG,
+        "8 requests wait",
+    ),
+    (
         "all answered, no dump",
         replace(QUIET, spool=STANDING, status=status(stages=(stage("answered", items=8),))),
         Verdict.DUMP_MISSING,
@@ -393,6 +521,23 @@ def test_every_verdict_is_reached_and_has_its_own_exit_code() -> None:
     assert len({verdict.exit_code for verdict in Verdict}) == len(Verdict)
 
 
+@pytest.mark.parametrize("phase", ["waiting for server", "extracting"])
+@pytest.mark.parametrize("heartbeat", [None, HeartbeatEvidence(300.0, 5, 500, 0, advanced=False)])
+def test_a_client_that_waits_for_a_slow_server_is_never_called_stuck(
+    phase: str, heartbeat: HeartbeatEvidence | None
+) -> None:
+    """Its page is fresh, and requests are in flight: of the handshake too."""
+    waiting = replace(
+        QUIET, status=status(phase=phase, in_flight=1), spool=replace(SPOOL, heartbeat=heartbeat)
+    )
+
+    found = judge(waiting, stalled_seconds=60)
+
+    assert found.verdict in {Verdict.SERVER_HUNG, Verdict.WAITING_FOR_SERVER}
+    if found.verdict is Verdict.SERVER_HUNG:
+        assert "only wait (a larger --stall-after" in found.advice
+
+
 def test_the_cost_of_a_kill_is_told_by_sample() -> None:
     spool = replace(SPOOL, finished=dumps(40) + dumps(7, run="dead"), partial=dumps(43))
 
@@ -403,6 +548,26 @@ def test_the_cost_of_a_kill_is_told_by_sample() -> None:
     assert cost.in_flight == 8
     assert "asked for again: samples 41, 42, 43" in cost.text
     assert "5 more requests in flight" in cost.text
+
+
+def test_requests_that_are_no_samples_cost_nothing_and_are_not_unread() -> None:
+    """Handshake and canary take numbers beyond the store's samples."""
+    beyond = replace(STANDING, finished=dumps(100, 101), partial=dumps(102))
+
+    found = judge(replace(QUIET, spool=beyond), stalled_seconds=60)
+
+    assert found.kill_cost.kept_in_spool == ()
+    assert found.kill_cost.asked_again == (41, 42)
+    assert found.verdict == Verdict.SERVER_HUNG
+
+
+def test_a_loop_that_is_only_late_is_no_reason_to_kill_it() -> None:
+    late = replace(STATUS, updated_age_seconds=30.0, progress_age_seconds=30.0)
+
+    found = judge(replace(HEALTHY, status=late), stalled_seconds=60)
+
+    assert found.verdict == Verdict.CLIENT_STUCK
+    assert "kill" not in found.advice
 
 
 def test_what_could_not_be_seen_is_among_the_evidence() -> None:
@@ -438,7 +603,7 @@ statuses = st.builds(
     StatusEvidence,
     st.just("r1"),
     st.just(STORE),
-    st.sampled_from(["starting", "waiting for server", "extracting", "stopping", "ended"]),
+    st.sampled_from(get_args(Phase)),
     held=st.booleans(),
     updated_age_seconds=ages,
     progress_age_seconds=ages,

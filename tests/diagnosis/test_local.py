@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from extraction.diagnosis.collect import collect_local, status_evidence
+from extraction.diagnosis.evidence import NOT_ASKED
+from extraction.diagnosis.judge import judge
 from extraction.spool import ClientInfo, SpoolClient, SpoolServer
 from extraction.status import RunStatus, StageState, StatusPage
+from hsstore.verdict import Verdict
+from tests.faults.fake import serving
 
 PROGRAM = """
 import json, sys
@@ -29,6 +35,40 @@ judge(collect_local(page, sample_seconds=0), stalled_seconds=1)
 seen = list(events)
 print(json.dumps(seen))
 """
+
+
+def test_a_run_in_another_container_is_alive_while_its_page_is_held() -> None:
+    """Shared memory may be shared where process ids are not."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="hsstore-test-") as name:
+        page = StatusPage.create(Path(name), "/nowhere/s.zarr")
+        status = RunStatus(
+            run="r1", store="/nowhere/s.zarr", worker_pid=2**22, pid_namespace="pid:[1]"
+        )
+        page.write(status)
+        held = collect_local(page.path, sample_seconds=0)
+        page.unlock()
+        dead = collect_local(page.path, sample_seconds=0)
+        page.remove()
+
+    assert held.worker is None
+    assert judge(held, stalled_seconds=60).verdict != Verdict.CLIENT_DEAD
+    assert judge(dead, stalled_seconds=60).verdict == Verdict.CLIENT_DEAD
+
+
+def test_the_server_is_seen_from_outside_without_being_asked() -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="hsstore-test-") as name:
+        page = StatusPage.create(Path(name) / "pages", "/nowhere/s.zarr")
+        with serving(Path(name) / "spool", 3) as fake:
+            ours = replace(fake.server.info, pid=os.getpid(), host=os.uname().nodename)
+            fake.server.spool.announce(ours)
+            page.write(RunStatus(run="r1", spool=str(fake.spool), server=fake.url))
+            server = collect_local(page.path, sample_seconds=0).server
+        page.remove()
+
+    assert server is not None
+    assert server.health == NOT_ASKED
+    assert server.process is not None
+    assert (server.process.pid, server.process.alive) == (os.getpid(), True)
 
 
 def test_looking_and_judging_opens_nothing_but_proc_and_shared_memory_and_imports_nothing() -> None:

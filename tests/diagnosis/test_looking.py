@@ -20,10 +20,11 @@ from extraction.diagnosis.collect import look_at_spool
 from extraction.diagnosis.find import find_pages
 from extraction.diagnosis.mounts import mount_of, read_mounts
 from extraction.diagnosis.probe import ask_for_health, look_at_output, try_to_write
-from extraction.diagnosis.processes import has_open, look_at_process, parent_of
+from extraction.diagnosis.processes import has_open, is_there, look_at_process, parent_of
 from extraction.diagnosis.stacks import is_idle, parse_stacks, read_stacks
 from extraction.status import RunStatus, StatusPage
 from hsstore.testing.stores import make_store
+from tests.extraction.processes import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -153,6 +154,15 @@ def test_a_mount_is_found_by_spelling_also_where_it_does_not_exist() -> None:
 
 
 # --- children -----------------------------------------------------------------------------------
+
+
+def test_an_answer_that_is_there_counts_though_its_deadline_has_passed() -> None:
+    child = Child(lambda _tell: {"x": 1})
+    wait_until(lambda: not is_there(child._pid), 60)
+
+    answer = child.wait(time.monotonic() - 1)
+
+    assert (answer.answered, answer.result) == (True, {"x": 1})
 
 
 def test_a_child_that_hangs_is_left_at_its_deadline_with_its_last_step() -> None:

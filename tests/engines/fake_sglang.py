@@ -6,10 +6,12 @@ Run as `python fake_sglang.py BEHAVIOUR -m MODULE ARGUMENTS...`. It captures not
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -33,6 +35,7 @@ def main(behaviour: str, module: str, arguments: list[str]) -> None:
     _say(f"started with {arguments}")
     if behaviour == "dies":
         _say("\n".join(f"line {number}" for number in range(100)))
+        _say(f"while it ran with {arguments}")
         sys.exit("CUDA out of memory")
     if behaviour == "stubborn":
         _be_stubborn()
@@ -53,14 +56,33 @@ def _be_stubborn() -> None:
 
 
 def _serve(behaviour: str, port: int) -> None:
-    Path(f"/dev/shm/sgl_shm_mq_{os.getpid()}_fake").write_bytes(b"left behind")
-    if behaviour == "mute":
+    mapped = _share_memory()
+    if behaviour == "good":  # as one of another container with our process id has
+        Path(f"/dev/shm/sgl_shm_mq_{os.getpid()}_theirs").write_bytes(b"in use")
+    if behaviour == "slow":  # it answers, and reads the weights' headers
+        threading.Thread(target=_announce_late).start()
+    elif behaviour == "mute":
         _say("hsstore: the model has no set_dflash_layers_to_capture")
     else:
         SpoolServer(Path(os.environ["HSSTORE_SPOOL"])).announce(_info())
     if behaviour == "lingers" and os.fork() == 0:
         _linger(os.getppid())
     ThreadingHTTPServer(("127.0.0.1", port), _Handler).serve_forever()
+    mapped.close()
+
+
+def _share_memory() -> mmap.mmap:
+    """Map what a killed SGLang leaves behind."""
+    ours = Path(f"/dev/shm/sgl_shm_mq_{os.getpid()}_fake")
+    ours.write_bytes(b"left behind")
+    with ours.open("r+b") as file:
+        return mmap.mmap(file.fileno(), 0)
+
+
+def _announce_late() -> None:
+    spool = SpoolServer(Path(os.environ["HSSTORE_SPOOL"]))
+    time.sleep(5)
+    spool.announce(_info())
 
 
 def _linger(server: int) -> None:

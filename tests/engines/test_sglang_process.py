@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from extraction.engines.sglang import readiness
 from extraction.engines.sglang.process import ServerProcess
 from extraction.engines.sglang.readiness import Startup
 from extraction.spool import SpoolServer
@@ -119,6 +120,8 @@ def serving(
                 with suppress(ProcessLookupError):
                     process.send_signal(number)
             process.communicate(timeout=SECONDS)
+        for theirs in Path("/dev/shm").glob("sgl_shm_mq_*_theirs"):
+            theirs.unlink()
         assert not list(Path("/dev/shm").glob("sgl_shm_mq_*_fake"))
 
     return start
@@ -139,6 +142,32 @@ def test_ready_is_said_when_the_plugin_has_announced_itself_and_health_answers(
     assert code == 0, said
     assert not is_running(server.pid)
     assert not served.spool.exists()
+
+
+def test_shared_memory_of_another_container_with_the_same_process_id_is_left_alone(
+    serving: Any,
+) -> None:
+    with serving("good") as served:
+        served.line()
+        pid = served.server().pid
+        served.process.send_signal(signal.SIGTERM)
+        served.end()
+
+        assert Path(f"/dev/shm/sgl_shm_mq_{pid}_theirs").exists()
+        assert not Path(f"/dev/shm/sgl_shm_mq_{pid}_fake").exists()
+
+
+def test_keys_are_hidden_where_the_log_is_quoted_and_nobody_else_reads_it(serving: Any) -> None:
+    with serving("dies") as served:
+        served.end()
+        served.log.chmod(0o644)
+    with serving("dies", "--", "--api-key", "sk-1", "--admin-api-key=sk-2") as served:
+        _, said = served.end()
+
+    assert "'--api-key', '***', '--admin-api-key=***'" in said
+    assert "sk-" not in said
+    for path in (served.log, served.log.with_name("sglang.log.old")):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_the_spool_is_clean_although_its_lock_outlives_the_server(serving: Any) -> None:
@@ -260,19 +289,48 @@ async def test_a_server_whose_plugin_is_silent_is_given_up(
     interpreter: Callable[[str], Path], spool_path: Path, tmp_path: Path
 ) -> None:
     """Here with less patience than the command has."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    log = tmp_path / "log"
-    argv = [str(interpreter("mute")), "-m", "sglang.launch_server", "--port", str(port)]
-    with log.open("wb") as output:
-        server = await ServerProcess.start(argv, os.environ, output)
-    startup = Startup(server, f"http://127.0.0.1:{port}", spool_path, log, plugin_seconds=0.5)
+    server, url, log = await start_alone("mute", interpreter, spool_path, tmp_path)
+    startup = Startup(server, url, spool_path, log, plugin_seconds=0.5)
     try:
         with pytest.raises(HsstoreError, match="no set_dflash_layers_to_capture"):
             await asyncio.wait_for(startup.wait(), SECONDS)
     finally:
         await server.stop(asyncio.Event())
+
+
+async def test_a_server_whose_plugin_still_reads_the_weights_is_waited_for(
+    interpreter: Callable[[str], Path],
+    spool_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It holds the spool, so that no limit but that of a stall counts."""
+    monkeypatch.setattr(readiness, "SHOW_SECONDS", 0.5)
+    server, url, log = await start_alone("slow", interpreter, spool_path, tmp_path)
+    try:
+        startup = Startup(server, url, spool_path, log, plugin_seconds=1.5)
+        info = await asyncio.wait_for(startup.wait(), SECONDS)
+    finally:
+        await server.stop(asyncio.Event())
+
+    assert info.instance == "fake"
+    assert "still reads the weights' headers" in capsys.readouterr().err
+
+
+async def start_alone(
+    behaviour: str, interpreter: Callable[[str], Path], spool: Path, room: Path
+) -> tuple[ServerProcess, str, Path]:
+    """Start the stand-in without the command around it; returns it, its URL and its log."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    argv = [str(interpreter(behaviour)), "-m", "sglang.launch_server", "--port", str(port)]
+    environment = os.environ | {"HSSTORE_SPOOL": str(spool)}
+    log = room / "log"
+    with log.open("wb") as output:
+        server = await ServerProcess.start(argv, environment, output)
+    return server, f"http://127.0.0.1:{port}", log
 
 
 async def test_a_server_that_does_nothing_at_all_is_given_up(

@@ -63,6 +63,8 @@ class Fault(Enum):
     ENGINE = auto()
     ENGINE_THEN_500 = auto()
     ENGINE_AFTER_500 = auto()
+    ABORTED = auto()
+    ABORTED_IN_CAPTURE = auto()
 
 
 ODD_DUMPS = (
@@ -257,6 +259,8 @@ class FakeServer:
     async def _answer(
         self, http: web.Request, rid: RequestId, ids: npt.NDArray[np.int32], fault: Fault | None
     ) -> web.Response:
+        if fault in {Fault.ABORTED, Fault.ABORTED_IN_CAPTURE}:
+            return await self._abort(rid, in_capture=fault is Fault.ABORTED_IN_CAPTURE)
         if fault is Fault.BAD_REQUEST:
             return web.json_response({"error": {"message": "too odd"}}, status=400)
         if fault is Fault.SERVER_ERROR:
@@ -267,6 +271,11 @@ class FakeServer:
             assert http.transport is not None
             http.transport.abort()
             return web.Response()
+        return await self._capture_and_answer(rid, ids, fault)
+
+    async def _capture_and_answer(
+        self, rid: RequestId, ids: npt.NDArray[np.int32], fault: Fault | None
+    ) -> web.Response:
         others = await self._compute()
         if fault is Fault.LATE_DUMP:
             loop = asyncio.get_running_loop()
@@ -289,6 +298,16 @@ class FakeServer:
         else:
             asyncio.get_running_loop().call_later(0.1, say)
         return web.json_response({"error": {"message": "out of memory"}}, status=500)
+
+    async def _abort(self, rid: RequestId, *, in_capture: bool) -> web.Response:
+        """Answer as SGLang does when somebody else has it abort this request."""
+        if in_capture:
+            self.spool.fail(str(rid), ErrorReason.INCOMPLETE, "it ended early")
+            await asyncio.sleep(0.1)
+        reason = {"type": "abort", "message": "Abort in waiting queue"}
+        return web.json_response(
+            {"text": "", "meta_info": {"id": str(rid), "finish_reason": reason}}
+        )
 
     async def _compute(self) -> bool:
         """Take the time that a forward takes; tell whether others were computed along."""

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+import extraction.asking
+import extraction.canary
 from extraction.deviation import smallest_threshold
 from extraction.handshake import SPREAD_REQUESTS
 from hsstore.spec import CanaryRecord
 from hsstore.store import Store
 from hsstore.verify import verify_store
-from tests.extraction.fake_server import FakeServer, fake_states, serve_fake
+from tests.extraction.fake_server import FakeServer, Fault, fake_states, serve_fake
 from tests.extraction.running import Outcome, run_here
 from tests.extraction.tiny import write_data
 
@@ -119,6 +121,20 @@ async def test_single_tokens_that_jump_are_warned_of_and_noted(store: Path, few:
     assert "canary: slot 1 (layer 3): single tokens differ by up to" in outcome.log
     assert record.verdict == "rows"
     assert record.slots[SLOT].worst > record.slots[SLOT].threshold > record.slots[SLOT].median
+
+
+async def test_prefixes_that_a_busy_server_does_not_capture_are_skipped(
+    store: Path, few: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extraction.asking, "PAUSES_SECONDS", (0.0,) * 8)
+    async with serve_fake(store.parent / "spool", SAMPLES, isolated=False) as server:
+        beyond = SAMPLES + extraction.canary.FIRST_RID
+        server.always = dict.fromkeys(range(beyond, beyond + 1000), Fault.FULL)
+        outcome = await watch(server, store, few)
+
+    assert outcome.code == 0, outcome.message
+    assert "was not compared: no dump in 8 attempts, the last time: full: on demand" in outcome.log
+    assert "--no-canary" in outcome.log
 
 
 @pytest.mark.parametrize("fault", [None, other_order])

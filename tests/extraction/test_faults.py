@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+import extraction.attempts
 from extraction.spool import DUMP_OVERHEAD_BYTES
 from hsstore.spec import FailureReason
 from hsstore.store import Store
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SAMPLES = 24
+PATIENCE_SECONDS = 300
+"""Of what would take for ever without what is tested."""
 BAD = 7
 """The sample that something goes wrong with."""
 
@@ -133,6 +136,67 @@ async def test_what_lies_with_the_server_costs_no_attempt(
         assert outcome.code == 0, outcome.message
         assert [server.attempts(s) for s in range(SAMPLES)] == [5] * 4 + [1] * 20
         assert outcome.status.retries == 16
+
+
+@pytest.mark.parametrize("fault", [Fault.ABORTED, Fault.ABORTED_IN_CAPTURE])
+async def test_a_request_that_somebody_else_aborts_is_asked_for_again_at_once(
+    fake: Callable[..., Any], store: Path, few: Path, fault: Fault
+) -> None:
+    async with fake() as server:
+        server.faults[BAD] = [fault] * 5
+
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            outcome = await run_on(server, store, few, request_timeout_seconds=1000, max_attempts=1)
+
+        assert outcome.code == 0, outcome.message
+        assert server.attempts(BAD) == 6
+        assert "aborted the request (the server says: Abort in waiting queue)" in outcome.log
+        assert "again and again: look for another client" in outcome.log
+
+
+@pytest.mark.parametrize(
+    ("fault", "advice"),
+    [(Fault.FULL, "--skip-too-large"), (Fault.OVERRUN, "HSSTORE_STAGING_MB")],
+)
+async def test_a_server_that_never_has_room_is_refused_with_its_numbers(
+    fake: Callable[..., Any],
+    store: Path,
+    few: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Fault,
+    advice: str,
+) -> None:
+    monkeypatch.setattr(extraction.attempts, "MAX_PAUSE_SECONDS", 0.05)
+    async with fake() as server:
+        server.always = dict.fromkeys(range(BAD, SAMPLES), fault)
+
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            outcome = await run_on(server, store, few)
+
+        assert outcome.code == 3
+        assert f"nothing else in flight and an empty spool: {fault.name.lower()}: on demand" in (
+            outcome.message
+        )
+        assert advice in outcome.message
+        assert Store.open(store).completion().complete.tolist() == [True] * BAD + [False] * (
+            SAMPLES - BAD
+        )
+
+
+async def test_a_sample_that_finds_no_room_alone_is_skipped_if_asked_for(
+    fake: Callable[..., Any], store: Path, few: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extraction.attempts, "MAX_PAUSE_SECONDS", 0.05)
+    async with fake() as server:
+        server.always = {BAD: Fault.FULL}
+
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            outcome = await run_on(server, store, few, skip_too_large=True)
+
+        assert outcome.code == 1
+        assert "1 failed (1 too-large)" in outcome.message
+        assert server.attempts(BAD) >= 12  # more where dumps of others were in the spool
+        assert Store.open(store).completion().complete.sum() == SAMPLES - 1
 
 
 async def test_a_server_without_room_is_asked_for_less_at_once(

@@ -28,7 +28,7 @@ def test_a_busy_server_gets_half_as_many_and_never_none() -> None:
 
     caps = []
     for _ in range(7):
-        flight.busy()
+        flight.busy("full")
         caps.append(flight.cap)
 
     assert caps == [16, 8, 4, 2, 1, 1, 1]
@@ -36,7 +36,7 @@ def test_a_busy_server_gets_half_as_many_and_never_none() -> None:
 
 def test_the_cap_grows_one_by_one_up_to_where_it_began() -> None:
     flight = FlightCap(4)
-    flight.busy()
+    flight.busy("full")
 
     for _ in range(GROW_AFTER - 1):
         flight.good()
@@ -51,11 +51,11 @@ def test_the_cap_grows_one_by_one_up_to_where_it_began() -> None:
 
 def test_trouble_begins_the_count_anew() -> None:
     flight = FlightCap(4)
-    flight.busy()
+    flight.busy("full")
     for _ in range(GROW_AFTER - 1):
         flight.good()
 
-    flight.busy()
+    flight.busy("full")
     flight.good()
 
     assert flight.cap == 1
@@ -79,3 +79,47 @@ async def test_a_seat_is_given_back_after_an_error_and_when_its_holder_is_cancel
 
     async with asyncio.timeout(1), flight.seat():
         assert flight.in_flight == 1
+
+
+async def test_who_flies_alone_waits_for_the_others_and_keeps_them_out() -> None:
+    flight, seen = FlightCap(3), []
+
+    async def fly(*, alone: bool) -> None:
+        async with flight.seat(alone=alone):
+            seen.append((alone, flight.in_flight))
+            await asyncio.sleep(0.01)
+            seen.append((alone, flight.in_flight))
+
+    await asyncio.gather(*(fly(alone=number in {2, 7}) for number in range(12)))
+
+    assert [most for alone, most in seen if alone] == [1, 1, 1, 1]
+    assert flight.in_flight == 0
+
+
+async def test_who_gives_up_to_fly_alone_holds_nobody_back() -> None:
+    flight = FlightCap(2)
+    async with flight.seat():
+        lonely = asyncio.create_task(enter(flight, alone=True))
+        await asyncio.sleep(0)
+        other = asyncio.create_task(enter(flight, alone=False))
+        await asyncio.sleep(0)
+        lonely.cancel()
+        async with asyncio.timeout(10):
+            await other
+
+
+async def enter(flight: FlightCap, *, alone: bool) -> None:
+    async with flight.seat(alone=alone):
+        pass
+
+
+def test_a_server_that_is_only_busy_is_known_by_its_reason() -> None:
+    flight = FlightCap(2)
+    for _ in range(7):
+        flight.busy("full: no room")
+    before = flight.only_busy
+    flight.busy("full: no room")
+
+    assert (before, flight.only_busy) == ("", "full: no room")
+    flight.good()
+    assert not flight.only_busy

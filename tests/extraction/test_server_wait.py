@@ -12,8 +12,11 @@ import pytest
 from aiohttp import ClientSession, web
 
 import extraction.server_wait
+from extraction.options import DataOptions, ExtractOptions
 from extraction.server_link import ServerLink
 from extraction.server_wait import wait_for_server
+from extraction.status import StatusPage
+from extraction.worker import Worker
 from hsstore.errors import InterruptedRunError, RefusedError
 from hsstore.store import Store
 from tests.extraction.fake_server import Fault, fake_info, serve_fake
@@ -79,13 +82,17 @@ async def test_a_spool_that_its_server_left_behind_is_told_from_one_that_is_load
     store: Path,
 ) -> None:
     async with serve_fake(store.parent / "spool", 3, announced=False) as server:
-        loading = await refusal(server.url, server.spool.directory.path)
+        async with ServerLink(server.url, 1) as link:
+            with pytest.raises(InterruptedRunError) as caught:
+                await wait_for_server(link, server.spool.directory.path, 2, unannounced_seconds=0.3)
+        loading = str(caught.value)
         server.spool.directory.path.joinpath("hs-keep").touch()  # else it goes with its server
         async with serve_fake(store.parent / "another", 3) as other:
             server.spool.close()
             left = await refusal(other.url, server.spool.directory.path)
 
     assert "is still loading" in loading
+    assert "a longer --server-wait" in loading
     assert "is not running" in left
 
 
@@ -102,13 +109,40 @@ async def test_a_server_that_announces_itself_a_little_late_is_taken(store: Path
         serve_fake(store.parent / "spool", 3, announced=False) as server,
         ServerLink(server.url, 1) as link,
     ):
-        waiting = asyncio.create_task(wait_for_server(link, store.parent / "spool", 100))
-        await asyncio.sleep(1)
+        waiting = asyncio.create_task(
+            wait_for_server(link, store.parent / "spool", 100, unannounced_seconds=0.1)
+        )
+        await asyncio.sleep(2)  # it reads the weights' headers
         assert not waiting.done()
         server.spool.announce(fake_info(server.spool, server.url))
         info = await waiting
 
     assert info.instance == server.spool.instance
+
+
+async def test_requests_of_the_handshake_are_in_flight_too(store: Path, few: Path) -> None:
+    """Else a slow first forward looks as if the client did nothing."""
+    async with serve_fake(store.parent / "spool", 3) as server:
+        server.hold, server.held = asyncio.Event(), {3}
+        page = StatusPage.create(store.parent)
+        options = ExtractOptions(
+            store=store,
+            server=server.url,
+            spool=server.spool.directory.path,
+            data=DataOptions(files=(few,)),
+        )
+        run = asyncio.create_task(Worker(options, page).main())
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while (status := page.read()) is None or not status.in_flight:  # noqa: ASYNC110  # a page is polled
+                    await asyncio.sleep(0.05)
+            server.hold.set()
+            code = await run
+        finally:
+            page.remove()
+
+    assert status.phase != "extracting"
+    assert code == 0
 
 
 async def test_while_nothing_answers_it_says_what_it_waits_for(

@@ -90,7 +90,7 @@ async def test_an_exception_in_a_stage_ends_the_run_with_its_cause_and_loses_not
             committed = report.checked
         again = await run_here(store, server.url, spool, data)
 
-    assert outcome.code == 1, outcome.message
+    assert outcome.code == 70, outcome.message
     assert f"InjectedError: injected into {name}" in outcome.message
     assert outcome.message.count("injected") == 1
     assert left == []

@@ -122,6 +122,10 @@ def test_a_model_below_a_language_model_is_described(checkpoint: Path) -> None:
         ({"kv_cache_dtype": "fp8_e5m2"}, {}),
         ({"json_model_override_args": '{"rope_theta": 1}'}, {}),
         ({"load_format": "dummy"}, {}),
+        ({"quantize_and_serve": True}, {}),
+        ({"quantization_param_path": "scales.json"}, {}),
+        ({"rl_quant_profile": "profile.yaml"}, {}),
+        ({"rl_on_policy_target": "fsdp"}, {}),
     ],
 )
 def test_what_changes_the_numbers_beside_the_checkpoint_changes_the_hash(
@@ -151,6 +155,12 @@ def test_a_checkpoint_that_says_how_it_is_quantised_needs_nothing_beside_it(
         ({"enable_return_aux_hidden_states": False}, "--enable-return-aux-hidden-states"),
         ({"aux_hidden_state_capture": "dspark"}, "DFLASH"),
         ({"pp_size": 2}, "--pp-size 2"),
+        ({"enable_prefill_cp": True}, "--enable-prefill-cp"),
+        ({"enable_cp_tp_group_sharing": True}, "drop --enable-prefill-cp"),
+        ({"enable_layernorm_sp": True}, "--enable-layernorm-sp"),
+        ({"enable_attn_tp_input_scattered": True}, "--enable-attn-tp-input-scattered"),
+        ({"enable_mis": True}, "--enable-mis"),
+        ({"encoder_only": True}, "--encoder-only"),
         ({"attn_cp_size": 2}, "--attn-cp-size"),
         ({"enable_two_batch_overlap": True}, "--enable-two-batch-overlap"),
         ({"enable_pdmux": True}, "--enable-pdmux"),
@@ -174,6 +184,9 @@ def test_flags_that_forbid_a_capture_are_refused_by_name(
         ({"enable_aiter_allreduce_fusion": True}, "all-reduce fusion"),
         ({"enable_lora": True}, "LoRA"),
         ({"load_format": "dummy"}, "random"),
+        ({"aux_hidden_state_capture": "eagle3"}, "could not be checked"),
+        ({"return_aux_hidden_state_layer_ids": None}, "could not be checked"),
+        ({"chunked_prefill_size": -1}, "HSSTORE_STAGING_MB"),
     ],
 )
 def test_flags_that_are_dangerous_are_warned_about(
@@ -184,10 +197,16 @@ def test_flags_that_are_dangerous_are_warned_about(
     assert any(words in warning for warning in warnings)
 
 
-def test_a_cuda_server_is_marked_experimental(checkpoint: Path) -> None:
+@pytest.mark.parametrize("checked", ["", "0", "1"])
+def test_a_cuda_server_is_marked_experimental_until_somebody_has_checked_it(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, checked: str
+) -> None:
+    monkeypatch.setenv("HSSTORE_CUDA_CHECKED", checked)
+
     capture = describe(_runner(checkpoint, device="cuda"), _args(checkpoint))
 
-    assert any("check_capture_gpu" in warning for warning in capture.flags["warnings"])
+    marked = any("HSSTORE_CUDA_CHECKED=1" in warning for warning in capture.flags["warnings"])
+    assert marked == (checked != "1")
 
 
 def test_a_dtype_that_no_dump_holds_is_refused(checkpoint: Path) -> None:
@@ -195,13 +214,13 @@ def test_a_dtype_that_no_dump_holds_is_refused(checkpoint: Path) -> None:
         describe(_runner(checkpoint, dtype=torch.float64), _args(checkpoint))
 
 
-def test_the_largest_forward_is_bounded_by_the_context_without_chunked_prefill(
+def test_the_usual_forward_is_what_sizes_the_buffer_also_without_chunked_prefill(
     checkpoint: Path,
 ) -> None:
     chunked = describe(_runner(checkpoint), _args(checkpoint))
     whole = describe(_runner(checkpoint), _args(checkpoint, chunked_prefill_size=-1))
 
-    assert (chunked.chunk_rows, whole.chunk_rows) == (128, 4096)
+    assert (chunked.chunk_rows, whole.chunk_rows) == (128, 1000)
 
 
 @pytest.mark.parametrize(

@@ -155,9 +155,7 @@ def test_ids_that_are_used_twice_and_aborts_of_others_cost_no_sample(
     fresh: SglangServer, new_store: Path, data: Path
 ) -> None:
     # What somebody else aborts is answered like any other request, and no dump comes.
-    run = begin_run(
-        new_store, fresh, "--data", data, "--max-in-flight", "8", "--request-timeout", "5"
-    )
+    run = begin_run(new_store, fresh, "--data", data, "--max-in-flight", "8")
     meddled: set[str] = set()
     while run.process.poll() is None and len(meddled) < 12:
         for path in [*fresh.spool.glob("hs-*.part"), *fresh.spool.glob("hs-*.safetensors")]:

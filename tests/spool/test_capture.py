@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
+import os
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
+from typing_extensions import override
 
 from extraction.spool import (
     ClientInfo,
@@ -194,6 +198,51 @@ def test_a_capture_whose_file_the_client_removed_is_dropped(
     assert not client.scan().errors
 
 
+class _Leaving(np.ndarray[Any, Any]):
+    """States during whose copy the client does something."""
+
+    leave: Callable[[], None]
+
+    @override
+    def view(self, *arguments: Any, **named: Any) -> Any:
+        """Copy, as a capture is about to."""
+        self.leave()
+        return np.asarray(self).view(*arguments, **named)
+
+
+@pytest.mark.parametrize("way", ["left", "discarded"])
+def test_a_client_that_goes_during_the_last_write_leaves_nothing_behind(
+    server: SpoolServer, client: SpoolClient, rid: RequestId, states: Any, way: str
+) -> None:
+    hidden, input_ids = states(rid.rows)
+
+    def leave() -> None:
+        client.discard(rid)
+        if way == "left":
+            client.cleanup(rid.run)
+            client.close()
+
+    leaving = hidden.view(_Leaving)
+    leaving.leave = leave
+
+    state = server.put(str(rid), 0, leaving, input_ids)
+
+    assert state is PutState.IGNORED
+    assert not list(server.directory.path.glob("hs-*"))
+
+
+def test_no_reason_is_left_for_a_client_that_has_gone(
+    server: SpoolServer, client: SpoolClient, rid: RequestId, states: Any
+) -> None:
+    hidden, input_ids = states(rid.rows)
+    server.put(str(rid), 0, hidden[:5], input_ids[:5])
+    client.close()
+
+    server.seal(str(rid))
+
+    assert not list(server.directory.path.glob("hs-*"))
+
+
 def test_requests_of_others_are_not_captured(
     server: SpoolServer, client: SpoolClient, rid: RequestId, states: Any
 ) -> None:
@@ -287,6 +336,30 @@ def test_a_file_system_that_fills_up_meanwhile_is_an_error_file_too(
         assert client.take_error(rid).reason == ErrorReason.FULL
         other.unlink()
         assert server.put(str(RequestId("ab", 0, 1, 1000)), 0, *states(1000)) is PutState.FINISHED
+
+
+def test_room_that_another_process_is_about_to_take_is_not_promised_twice(
+    small_tmpfs: Path, info: ServerInfo, states: Any
+) -> None:
+    with (
+        SpoolServer(small_tmpfs / "spool") as server,
+        SpoolClient(small_tmpfs / "spool", ClientInfo("ab", "s")) as client,
+    ):
+        server.announce(info)
+        rid = RequestId("ab", 0, 0, 40_000)
+        assert dump_bytes(rid.rows, info) < client.headroom_bytes()
+        writer = threading.Thread(target=server.put, args=(str(rid), 0, *states(10)))
+        other = os.open(small_tmpfs / "spool/free", os.O_RDONLY)  # a process of the same server
+        try:
+            fcntl.flock(other, fcntl.LOCK_EX)
+            writer.start()
+            writer.join(timeout=0.5)
+            (small_tmpfs / "the other's dump").write_bytes(bytes(3 << 20))
+        finally:
+            os.close(other)
+        writer.join()
+
+        assert client.take_error(rid).reason == ErrorReason.FULL
 
 
 def test_free_files_make_room_for_what_is_needed(

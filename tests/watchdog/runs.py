@@ -17,6 +17,7 @@ from extraction.status import stacks_path, watch_path
 from tests.extraction.processes import SMALL_STORE, wait_until
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Iterator
 
     from extraction.status import RunStatus
@@ -77,19 +78,26 @@ def extracting(
     log = log or fake.spool.parent / f"run-{time.monotonic_ns()}.log"
     where = ("--server", fake.url, "--spool", fake.spool, *SMALL_STORE)
     with log.open("w") as file:
+        usual: dict[str, Any] = {"stdout": file, "stderr": file, "env": ENVIRONMENT}
         started = subprocess.Popen(
             [sys.executable, *program, "extract", store, *where, *arguments],
-            stderr=file,
-            env=ENVIRONMENT,
             start_new_session=True,
             cwd=cwd,
-            **({"stdout": file} | popen),
+            **usual | popen,
         )
     run = Run(store, log, cast("subprocess.Popen[bytes]", started))
     try:
         yield run
     finally:
         _end(run)
+
+
+def beat(fake: Fake, stop: threading.Event) -> None:
+    """Let a server's heart beat, though it answers nothing, until it is told to stop."""
+    forwards = 1000
+    while not stop.wait(0.5):
+        forwards += 1
+        fake.server.spool.beat(forwards=forwards, queue_depth=1)
 
 
 def _end(run: Run) -> None:

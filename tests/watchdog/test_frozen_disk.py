@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import subprocess
 import sys
+import threading
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +18,7 @@ import jsonschema
 from tests.extraction.processes import verify, wait_until
 from tests.faults.lab import freeze, thaw
 from tests.watchdog.conftest import SAMPLES
-from tests.watchdog.runs import ask_status, extracting, thread_states
+from tests.watchdog.runs import ask_status, beat, extracting, thread_states
 
 if TYPE_CHECKING:
     from tests.faults.fake import Fake
@@ -144,6 +148,61 @@ def test_the_command_returns_though_everything_it_has_lies_on_the_frozen_disk(
     assert opened == []
     assert code_again == 0, again.log()
     verify(store, SAMPLES)
+
+
+def test_a_supervisor_on_a_terminal_opens_nothing_late_either(
+    fake: Fake, data: Path, place: Path
+) -> None:
+    """What is shown holds letters that a library for terminals has tables for."""
+    record = place / "opened"
+    program = AUDITED.format(record=str(record), events=WATCHED_EVENTS)
+    ours, its = pty.openpty()
+    try:
+        with extracting(
+            place / "\u65e5\u672c.zarr",
+            fake,
+            *("--data", data),
+            program=("-c", program),
+            stderr=its,
+        ) as run:
+            shown = threading.Thread(target=_read_all, args=(ours, said := bytearray()))
+            shown.start()
+            code = run.wait()
+    finally:
+        os.close(its)
+        shown.join()
+        os.close(ours)
+
+    assert code == 0, said.decode()
+    assert "\u65e5\u672c.zarr" in said.decode()
+    opened = [line for line in record.read_text().splitlines() if not _is_memory(line)]
+    assert opened == []
+
+
+def _read_all(terminal: int, into: bytearray) -> None:
+    with suppress(OSError):  # nobody has the other side any more
+        while text := os.read(terminal, 1 << 16):
+            into += text
+
+
+def test_a_write_that_hangs_is_told_and_ends_the_run_though_the_server_goes_on(
+    disk: Path, fake: Fake, data: Path
+) -> None:
+    store, stop = disk / "store.zarr", threading.Event()
+    beating = threading.Thread(target=beat, args=(fake, stop))
+    arguments = ("--data", data, "--stall-after", "3", "--stall-abort", "8")
+    with extracting(store, fake, *arguments) as run:
+        freeze_in_mid_write(run, fake, disk)
+        beating.start()
+        try:
+            code = run.wait()
+        finally:
+            stop.set()
+            beating.join()
+            thaw(disk)
+
+    assert ": output-blocked: the output file system does not answer" in run.log()
+    assert code == 75, run.log()
 
 
 def _is_memory(line: str) -> bool:

@@ -132,7 +132,9 @@ def test_the_kubernetes_job_shares_memory_and_knows_the_exit_codes() -> None:
     }
 
     assert rules["Ignore"]["values"] == [75]
-    assert rules["FailJob"]["values"] == [2, 3, 74]
+    assert rules["FailJob"]["values"] == [1, 2, 3, 70, 74]
+    assert "--take-over" in pod["containers"][0]["command"]
+    assert job["spec"]["parallelism"] == 1
     assert rules["Ignore"]["containerName"] in {one["name"] for one in pod["containers"]}
     for container in (*pod["containers"], *pod["initContainers"]):
         assert {"name": "shared-memory", "mountPath": "/dev/shm"} in container["volumeMounts"]

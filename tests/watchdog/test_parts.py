@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -14,17 +15,21 @@ import pytest
 
 import extraction.pulse
 import extraction.watchdog.stall
-from extraction.pulse import Pulse, RateMeter
+from extraction.page import Page
+from extraction.pulse import CPU_SECONDS, Pulse, RateMeter
+from extraction.spool import SpoolServer
 from extraction.stages import StageTable
 from extraction.status import RunStatus, StatusPage, watch_path
+from extraction.watchdog.copies import Copies
 from extraction.watchdog.pages import RunPages
 from extraction.watchdog.pipes import HelperPipe
 from extraction.watchdog.stall import StallClock
 from hsstore.activity import operation, operations, tick
-from hsstore.errors import RefusedError
+from hsstore.errors import OutputError, RefusedError
+from tests.extraction.fake_server import fake_info
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 STATUS = RunStatus(run="r", phase="extracting", progress_count=5)
@@ -35,6 +40,7 @@ def wait(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Give a clock that goes on only when it is told to."""
     now = [1000.0]
     clock = SimpleNamespace(monotonic=lambda: now[0], time=time.time, process_time=lambda: 0.0)
+    clock.thread_time = lambda: 0.0
     monkeypatch.setattr(extraction.watchdog.stall, "time", clock)
     monkeypatch.setattr(extraction.pulse, "time", clock)
 
@@ -136,6 +142,32 @@ def test_a_counter_and_a_tick_are_progress_and_computing_only_where_it_counts(
     assert (before, pulse.progress_count) == (3, 4)
 
 
+def test_looking_itself_is_no_progress_however_long_it_goes_on(tmp_path: Path) -> None:
+    """While data is read from a disk that hangs, only the loop that looks computes."""
+    pulse = Pulse(tmp_path / "no spool")
+    pulse.look(1, computing_counts=True)
+    before, began = pulse.progress_count, time.thread_time()
+    while time.thread_time() - began < 1.5 * CPU_SECONDS:
+        pulse.look(1, computing_counts=True)
+
+    assert pulse.progress_count == before
+
+
+def test_a_server_that_computes_and_captures_nothing_makes_no_progress(tmp_path: Path) -> None:
+    with SpoolServer(tmp_path / "spool") as server:
+        server.announce(fake_info(server, ""))
+        pulse = Pulse(server.directory.path)
+        counts = []
+        for forwards, beating_counts in ((1, True), (2, True), (3, False), (4, False), (5, True)):
+            server.beat(forwards=forwards, queue_depth=0)
+            pulse.look(0, computing_counts=False, beating_counts=beating_counts)
+            counts.append(pulse.progress_count)
+
+    before = counts[1]
+    assert [count - before for count in counts[1:]] == [0, 0, 0, 1]
+    assert pulse.heartbeat_seconds > 0
+
+
 def test_an_operation_is_shown_while_it_lasts_and_the_inner_one_first(tmp_path: Path) -> None:
     with operation("write", tmp_path / "a"):
         with operation("fsync", tmp_path / "a"):
@@ -205,6 +237,49 @@ def test_pages_of_dead_runs_stay_until_their_store_is_worked_on_again(tmp_path: 
     assert {watch_path(path) for path in left} == set(tmp_path.glob("*.watch"))
     again.remove()
     assert len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.fixture
+def no_room() -> Iterator[None]:
+    """Let no file have a byte, as on a file system that is full."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.usefixtures("no_room")
+def test_without_room_for_its_pages_a_run_says_so_and_leaves_none(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="no room for the run's status in shared memory"):
+        RunPages.create(tmp_path, "a")
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_log_that_the_disk_does_not_take_is_kept_and_leaves_no_rubbish(tmp_path: Path) -> None:
+    pages = RunPages.create(tmp_path / "shm", "a")
+    pages.status.write(RunStatus(run="0123456789ab", store="a"))
+    (tmp_path / "runs").mkdir()
+    copies = Copies(Page(pages.status.path), pages.watch, tmp_path / "runs")
+    log = tmp_path / "runs" / "0123456789ab.log"
+    copies.add_log(b"first\n")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3, limits[1]))
+    try:
+        copies.copy(now=True)
+        with pytest.raises(OSError, match="large"):
+            copies._replace("x.status.json", b"much more than fits")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    half = log.read_bytes()
+    copies.copy(now=True)
+    pages.remove()
+
+    assert half == b"fir"
+    assert log.read_bytes() == b"first\n"
+    assert [path.name for path in log.parent.iterdir() if path.name.startswith(".")] == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a directory away")

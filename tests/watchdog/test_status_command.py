@@ -62,6 +62,25 @@ def leave_copy(store: Path) -> None:
     (runs / "fedcba987654.status.json").write_text('{"of": "another version"}')
 
 
+def test_watching_as_json_prints_a_document_a_line_whatever_version_wrote_the_copies(
+    place: Path,
+) -> None:
+    store = place / "store.zarr"
+    leave_copy(store)
+    stall = STALL.model_copy(update={"verdict": "of-another-version"})
+    (store.with_name("store.zarr.runs") / f"{RUN}.stall.json").write_text(stall.model_dump_json())
+    command: list[str | Path] = [
+        *(sys.executable, "-m", "hsstore", "status", store, "--watch", "--json")
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as watching:
+        assert watching.stdout is not None
+        seen = [json.loads(watching.stdout.readline()) for _ in range(2)]
+        watching.send_signal(signal.SIGINT)
+
+    assert watching.returncode == 0
+    assert [one["runs"][0]["stall"]["verdict"] for one in seen] == 2 * ["of-another-version"]
+
+
 def test_a_store_that_nobody_knows_is_wrong_input(place: Path) -> None:
     result = status(place / "none.zarr")
 

@@ -8,9 +8,9 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from tests.extraction.processes import verify
+from tests.extraction.processes import verify, wait_until
 from tests.watchdog.conftest import SAMPLES
-from tests.watchdog.runs import ask_status, extracting
+from tests.watchdog.runs import ask_status, beat, extracting
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +27,7 @@ def test_a_very_slow_server_whose_heart_beats_is_never_reported(
     with extracting(store, fake, *arguments) as run:
         fake.hold()
         fake.wait_for_requests(1)
-        beating = threading.Thread(target=_beat, args=(fake, stop))
+        beating = threading.Thread(target=beat, args=(fake, stop))
         beating.start()
         try:
             time.sleep(10)
@@ -42,13 +42,6 @@ def test_a_very_slow_server_whose_heart_beats_is_never_reported(
     assert seen["runs"][0]["stall"] is None
     assert seen["runs"][0]["progress_age_seconds"] < 3
     assert code == 0, run.log()
-
-
-def _beat(fake: Fake, stop: threading.Event) -> None:
-    forwards = 1000
-    while not stop.wait(0.5):
-        forwards += 1
-        fake.server.spool.beat(forwards=forwards, queue_depth=1)
 
 
 def test_a_stopped_worker_is_a_stuck_client_and_goes_on_when_it_is_let(
@@ -116,6 +109,7 @@ def test_a_run_that_was_killed_is_seen_as_dead_and_a_new_one_removes_its_pages(
     with extracting(store, fake, "--data", data) as run:
         fake.hold()
         fake.wait_for_requests(10)
+        wait_until(lambda: (seen := run.status()) is not None and seen.in_flight > 0, 60)
         _kill_worker(run.status())
         run.process.kill()
         run.process.wait()

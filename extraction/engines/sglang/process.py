@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
-import re
 import signal
 import subprocess
 from contextlib import suppress
@@ -20,9 +19,9 @@ GRACE_SECONDS: Final = 20.0
 """SGLang ends within 8 s of SIGTERM; after a forward that failed it sleeps for a minute."""
 
 _POLL_SECONDS: Final = 0.1
+_LOOK_SECONDS: Final = 10.0
 _SET_PARENT_DEATH_SIGNAL: Final = 1
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  # only our own processes' files
-_PID_STAMPED: Final = re.compile(r"sgl_shm_\w*?_(\d+)_\w+|multi_tokenizer_args_(\d+)")
 _PREFIXES: Final = ("sgl_shm_", "sglang_loads_", "multi_tokenizer_args_", "sem.mp-")
 
 
@@ -32,7 +31,6 @@ class ServerProcess:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self._guard = _guard(process.pid)
-        self._seen: set[int] = {process.pid}
         self._shared: set[str] = set()
 
     @classmethod
@@ -63,13 +61,19 @@ class ServerProcess:
         return self._process.returncode
 
     async def ended(self) -> int:
-        """Wait for the first process to end."""
-        return await self._process.wait()
+        """Wait for the first process to end; look meanwhile what will be left if it dies."""
+        ending = asyncio.ensure_future(self._process.wait())
+        try:
+            while not ending.done():
+                await asyncio.to_thread(self.members)
+                await asyncio.wait({ending}, timeout=_LOOK_SECONDS)
+            return ending.result()
+        finally:
+            ending.cancel()
 
     def members(self) -> set[int]:
         """Look for the live processes of the session, and remember for `stop` what is theirs."""
         members = {pid for pid, session in _sessions() if session == self.session}
-        self._seen |= members
         self._shared.update(name for pid in members for name in _shared_memory_of(pid))
         return members
 
@@ -105,12 +109,12 @@ class ServerProcess:
         await self._process.wait()
 
     def _remove_leftovers(self) -> None:
-        """Remove shared memory that killed processes could not: mapped by them or with their pid."""
-        for path in _SHARED_MEMORY.iterdir():
-            match = _PID_STAMPED.fullmatch(path.name)
-            stamped = match is not None and int(match[1] or match[2]) in self._seen
-            if stamped or path.name in self._shared:
-                path.unlink(missing_ok=True)
+        """Remove shared memory that killed processes could not: what they were seen to have mapped.
+
+        A process id in a name proves nothing: with --ipc=host other containers' are here too.
+        """
+        for name in tuple(self._shared):
+            (_SHARED_MEMORY / name).unlink(missing_ok=True)
 
 
 def cpu_seconds(pids: set[int]) -> float:
@@ -120,6 +124,24 @@ def cpu_seconds(pids: set[int]) -> float:
         fields = _stat(pid)
         ticks += int(fields[11]) + int(fields[12]) if fields else 0
     return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def has_open(pids: set[int], path: Path) -> bool:
+    """Tell whether one of these processes has a file open."""
+    try:
+        wanted = path.stat()
+    except OSError:
+        return False
+    return any(_is_open(pid, wanted) for pid in pids)
+
+
+def _is_open(pid: int, wanted: os.stat_result) -> bool:
+    with suppress(OSError):  # it has ended, or is another user's
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                if os.path.samestat(descriptor.stat(), wanted):
+                    return True
+    return False
 
 
 def _sessions() -> Iterator[tuple[int, int]]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import aiohttp
 
 from extraction.engines.sglang.log import plugin_lines, quote, tail
-from extraction.engines.sglang.process import cpu_seconds
+from extraction.engines.sglang.process import cpu_seconds, has_open
 from extraction.spool import ServerInfo
 from extraction.spool.directory import SERVER_JSON, SERVER_LOCK
 from extraction.spool.lock import is_held
@@ -30,8 +30,12 @@ if TYPE_CHECKING:
 
 SHOW_SECONDS: Final = 15.0
 PLUGIN_SECONDS: Final = 30.0
-"""From the first answer of the server to the plugin's announcement; it comes before in fact."""
+"""From the first answer of the server to a sign of the plugin: it takes the spool at once, and
+announces itself when it has read the weights' headers, which on a slow disk may take long."""
 STALL_SECONDS: Final = 900.0
+PREPARING: Final = (
+    "SGLang answers; hsstore's plugin still reads the weights' headers, for the capture hash"
+)
 _POLL_SECONDS: Final = 1.0
 _HEALTH_SECONDS: Final = 25.0
 """SGLang itself gives up after 20."""
@@ -58,7 +62,7 @@ class Startup:
         self._log = log
         self._started = self._shown = self._moved = time.monotonic()
         self._progress: tuple[int, float] = (0, 0.0)
-        self._healthy_since: float | None = None
+        self._silent_since: float | None = None
 
     async def wait(self) -> ServerInfo:
         """Return what the plugin announced, once requests can come.
@@ -73,9 +77,11 @@ class Startup:
                 healthy = await self._healthy(http)
                 info = self._announced()
                 if healthy and info is not None:
+                    self._server.members()  # it remembers what is theirs, should they die now
                     return info
-                self._raise_if_hopeless(healthy=healthy)
-                self._show()
+                preparing = healthy and await asyncio.to_thread(self._plugin_prepares)
+                self._raise_if_hopeless(silent=healthy and not preparing)
+                self._show(preparing=preparing)
                 await asyncio.sleep(_POLL_SECONDS)
 
     async def _healthy(self, http: aiohttp.ClientSession) -> bool:
@@ -98,15 +104,20 @@ class Startup:
             return None
         return info if ours else None
 
-    def _raise_if_hopeless(self, *, healthy: bool) -> None:
+    def _plugin_prepares(self) -> bool:
+        """Whether a process of this very server holds the spool, announced or not."""
+        lock = self._spool / SERVER_LOCK
+        return has_open(self._server.members(), lock) and is_held(lock)
+
+    def _raise_if_hopeless(self, *, silent: bool) -> None:
         members = self._server.members()
         if self._server.returncode is not None:
             raise HsstoreError(died(self._server.returncode, self._log, when="before it was ready"))
-        if not healthy:
-            self._healthy_since = None
-        elif self._healthy_since is None:
-            self._healthy_since = time.monotonic()
-        elif time.monotonic() - self._healthy_since > self._plugin_seconds:
+        if not silent:
+            self._silent_since = None
+        elif self._silent_since is None:
+            self._silent_since = time.monotonic()
+        elif time.monotonic() - self._silent_since > self._plugin_seconds:
             raise HsstoreError(self._no_plugin())
         if not self._moves(members):
             raise HsstoreError(
@@ -131,12 +142,12 @@ class Startup:
             f"{quote(self._log, lines)}"
         )
 
-    def _show(self) -> None:
+    def _show(self, *, preparing: bool) -> None:
         now = time.monotonic()
         if now - self._shown < SHOW_SECONDS:
             return
         self._shown = now
-        last = "".join(tail(self._log, 1))[:200]
+        last = PREPARING if preparing else "".join(tail(self._log, 1))[:200]
         with suppress(OSError):
             sys.stderr.write(f"hsstore: starting for {now - self._started:.0f} s: {last}\n")
             sys.stderr.flush()

@@ -57,7 +57,7 @@ os._exit(0)
 @pytest.mark.parametrize(
     ("module", "owner", "name", "call"),
     [
-        ("extraction.block_sink", "BlockSink", "_append_batch", 12),
+        ("extraction.block_sink", "BlockSink", "_append_batch", 2),
         ("extraction.stages", "StageTable", "states", 2),
     ],
     ids=["in the work", "in what publishes the state"],

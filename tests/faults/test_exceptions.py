@@ -32,7 +32,7 @@ STAGES = [
     ("extraction.pipeline", "Pipeline._find_fault", 20),
     ("extraction.requester", "Requester.wait_until_up", 20),
     ("extraction.server_link", "ServerLink.generate", 20),
-    ("extraction.spool_watch", "SpoolWatch._scan", 20),
+    ("extraction.spool_watch", "SpoolWatch._scan", 3),
     ("extraction.spool.client", "SpoolClient.open_dump", 20),
     ("extraction.spool.client", "SpoolClient.give_back", 5),
     ("hsstore.writer", "BlockWriter.append", 20),

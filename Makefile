@@ -25,7 +25,7 @@ test: .venv/test-ready
 	$(BIN)/python -m pytest tests/sglang $(addprefix --ignore tests/sglang/,$(SGLANG_LONG))
 
 # Run by `make test-sglang` only: each starts servers of its own, for minutes.
-SGLANG_LONG := test_containers.py test_memory.py test_other_users.py test_restarts.py
+SGLANG_LONG := test_containers.py test_faults.py test_memory.py test_other_users.py test_restarts.py
 
 # File systems that freeze, hang, fill up and lose power: root, loop mounts, FUSE (Debian's fuse3). About
 # eight minutes, mostly waiting; not part of `make test` while some of them depend on a quiet machine.

@@ -126,13 +126,13 @@ class Store:
             Its payload does not pass the crc.
         """
         sample = range(len(self))[index]
-        self._require_complete(sample)
+        states = self.states(sample)
         return Sample(
             index=sample,
             sample_id=self.sample_id(sample),
             input_ids=self.input_ids(sample),
             loss_mask=self._row_array("loss_mask", sample),
-            hidden_states=self.payload.read(sample).view(native_dtype(self.spec.model.dtype)),
+            hidden_states=states,
         )
 
     @property

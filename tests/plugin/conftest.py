@@ -11,19 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from extraction.spool import ClientInfo, Norm, RequestId, ServerInfo, SpoolClient, SpoolServer
+from extraction.spool import ClientInfo, RequestId, ServerInfo, SpoolClient, SpoolServer
 from hsstore_sglang.forward import ForwardHook
 from hsstore_sglang.recorder import Recorder
 from hsstore_sglang.staging import Shape, Staging
+from tests.spool.given import HIDDEN, RUN, SLOTS, make_info
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
-LAYERS, HIDDEN = (0, 2), 6
-SLOTS = len(LAYERS) + 1
-RUN = "0123456789ab"
 STAGING_BYTES = 64 << 10
 
 
@@ -142,23 +140,7 @@ def spool_path() -> Iterator[Path]:
 
 @pytest.fixture
 def info() -> ServerInfo:
-    return ServerInfo(
-        instance="set by the server",
-        capture_hash="c" * 64,
-        model="a model",
-        num_layers=4,
-        hidden=HIDDEN,
-        layers=LAYERS,
-        final="post-norm",
-        dtype="bfloat16",
-        norm=Norm("rmsnorm", 1e-5, np.arange(HIDDEN, dtype="<f4").tobytes()),
-        engine="test",
-        engine_version="1",
-        plugin_version="2",
-        pid=3,
-        host="host",
-        url="http://127.0.0.1:1",
-    )
+    return make_info()
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from extraction.spool import ClientInfo, ErrorReason, RequestId, SpoolClient, SpoolServer
 from tests.extraction.mounts import small_tmpfs
 from tests.plugin.conftest import (
-    RUN,
     STAGING_BYTES,
     Engine,
     Mode,
@@ -24,6 +23,7 @@ from tests.plugin.conftest import (
     make_forward,
     make_sample,
 )
+from tests.spool.given import RUN
 
 if TYPE_CHECKING:
     import torch

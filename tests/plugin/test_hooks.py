@@ -19,15 +19,8 @@ from hsstore_sglang.inventory import ENGINE
 from hsstore_sglang.plugin import Plugin, register_hooks
 from hsstore_sglang.settings import Settings
 from hsstore_sglang.staging import Shape, Staging
-from tests.plugin.conftest import (
-    HIDDEN,
-    LAYERS,
-    SLOTS,
-    STAGING_BYTES,
-    assert_dump_is,
-    make_forward,
-    make_sample,
-)
+from tests.plugin.conftest import STAGING_BYTES, assert_dump_is, make_forward, make_sample
+from tests.spool.given import HIDDEN, LAYERS, SLOTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,14 +16,8 @@ from typing_extensions import override
 from hsstore_sglang.forward import ForwardHook
 from hsstore_sglang.recorder import WAIT_SECONDS, Recorder
 from hsstore_sglang.staging import Shape, Staging, default_staging_bytes
-from tests.plugin.conftest import (
-    HIDDEN,
-    RUN,
-    SLOTS,
-    assert_dump_is,
-    make_forward,
-    make_sample,
-)
+from tests.plugin.conftest import assert_dump_is, make_forward, make_sample
+from tests.spool.given import HIDDEN, RUN, SLOTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -12,16 +12,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from extraction.spool import ClientInfo, Norm, RequestId, ServerInfo, SpoolClient, SpoolServer
+from extraction.spool import ClientInfo, RequestId, ServerInfo, SpoolClient, SpoolServer
+from tests.spool.given import HIDDEN, RUN, SLOTS, make_info
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import numpy.typing as npt
-
-LAYERS, HIDDEN = (0, 2), 6
-SLOTS = len(LAYERS) + 1
-RUN = "0123456789ab"
 
 
 @pytest.fixture
@@ -32,24 +29,7 @@ def spool_path() -> Iterator[Path]:
 
 @pytest.fixture
 def info() -> ServerInfo:
-    return ServerInfo(
-        instance="set by announce",
-        capture_hash="c" * 64,
-        model="a model",
-        num_layers=4,
-        hidden=HIDDEN,
-        layers=LAYERS,
-        final="post-norm",
-        dtype="bfloat16",
-        norm=Norm("rmsnorm", 1e-5, np.arange(HIDDEN, dtype="<f4").tobytes()),
-        engine="test",
-        engine_version="1",
-        plugin_version="2",
-        pid=3,
-        host="host",
-        url="http://127.0.0.1:1",
-        flags={"piece_tokens": 256},
-    )
+    return make_info()
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ import numpy as np
 
 logger = logging.getLogger(__name__)
 
-_PREFIX = "hs-"
+_RID = re.compile(r"hs-[a-z0-9]+-\d+-\d+-\d+")
+"""Ids of clients. Others may hold anything, a path too."""
 _forwards = itertools.count()
 
 
@@ -53,7 +55,7 @@ def _save(output: Any, batch: Any, directory: Path) -> None:
     ):
         piece = slice(row, row + rows)
         row += rows
-        if not rid.startswith(_PREFIX):
+        if not _RID.fullmatch(rid):
             continue
         path = directory / f"{rid}.{start}.{rank}.{forward}.npz"
         temporary = path.with_suffix(".tmp")

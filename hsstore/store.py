@@ -267,7 +267,7 @@ class Store:
         failed: Mapping[int, FailureReason],
         check_claim: Callable[[], None],
     ) -> set[int]:
-        """Make a block durable, then set its bits: the only way to change a store.
+        """Make a block durable, then set its bits: the only way to set one.
 
         The order is the promise: shard data, fsync, claim, rename, fsync of the directory, then
         `digest` and `failed`, then `complete`. A crash in between leaves pending samples, never

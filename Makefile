@@ -20,17 +20,18 @@ demo-sglang: .venv/demo-ready .venv-sglang/ready
 # HSSTORE_REQUIRE_SGLANG=1, as in CI, they fail. One after the other: each server fills the cores.
 test: .venv/test-ready
 	$(BIN)/python -m pytest -n auto --dist loadfile --ignore tests/sglang \
-		--ignore tests/faults --ignore tests/watchdog
+		--ignore tests/faults --ignore tests/watchdog --ignore tests/doctor
 	-$(MAKE) .venv-sglang/ready
 	$(BIN)/python -m pytest tests/sglang $(addprefix --ignore tests/sglang/,$(SGLANG_LONG))
 
 # Run by `make test-sglang` only: each starts servers of its own, for minutes.
-SGLANG_LONG := test_containers.py test_faults.py test_memory.py test_other_users.py test_restarts.py
+SGLANG_LONG := $(addprefix test_,$(addsuffix .py,canary containers data_parallel decode faults memory \
+	other_users restarts vanished_spool))
 
-# File systems that freeze, hang, fill up and lose power: root, loop mounts, FUSE (Debian's fuse3). About
-# eight minutes, mostly waiting; not part of `make test` while some of them depend on a quiet machine.
+# File systems that freeze, hang, fill up and lose power: root, loop mounts, FUSE (Debian's fuse3). Twelve
+# minutes, mostly waiting; not part of `make test` while some of them depend on a quiet machine.
 test-faults: .venv/test-ready
-	$(BIN)/python -m pytest -n auto --dist loadfile tests/faults tests/watchdog
+	$(BIN)/python -m pytest -n auto --dist loadfile tests/faults tests/watchdog tests/doctor
 
 test-sglang: .venv/test-ready .venv-sglang/ready
 	HSSTORE_REQUIRE_SGLANG=1 $(BIN)/python -m pytest tests/sglang
@@ -45,8 +46,10 @@ check: .venv/lint-ready
 schemas: .venv/ready
 	$(BIN)/python tools/make_schemas.py
 
+# All benchmarks of the storage library and the spool, small, and one table of what they found.
 bench: .venv/test-ready
-	$(BIN)/python tools/bench_ingest.py
+	$(BIN)/pip install --quiet --group bench
+	$(BIN)/python tools/bench.py
 
 # What capture costs a real SGLang on the CPU; for a machine that does nothing else.
 bench-capture: .venv/test-ready .venv-sglang/ready

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
     import numpy.typing as npt
 
     from hsstore.layout import Layout
@@ -15,12 +16,14 @@ MIN_OPEN_BLOCKS = 4
 MAX_OPEN_BLOCKS = 64
 
 
-def by_block(layout: Layout, pending: npt.NDArray[np.int64]) -> list[tuple[int, list[int]]]:
-    """Group pending samples, ascending, by the block that they belong to."""
-    block_of = layout.block_sample.searchsorted(pending, side="right") - 1
-    blocks, first = np.unique(block_of, return_index=True)
-    groups = np.split(pending, first[1:])
-    return [(int(b), g.tolist()) for b, g in zip(blocks, groups, strict=True)]
+def by_block(layout: Layout, pending: npt.NDArray[np.int64]) -> Iterator[tuple[int, list[int]]]:
+    """Yield each block that has pending samples, given in ascending order, and those samples."""
+    first = 0
+    while first < len(pending):
+        block = layout.block_of(int(pending[first]))
+        end = int(pending.searchsorted(layout.block_sample[block + 1]))
+        yield block, pending[first:end].tolist()
+        first = end
 
 
 def open_cap(waiting: int, max_in_flight: int) -> int:

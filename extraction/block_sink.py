@@ -1,7 +1,8 @@
 """Open blocks: checked dumps go in, commits come out.
 
-One thread does all that touches the output file system, in order; a pool encodes. The event loop
-only hands over and is told when it is done, so a disk that stands still never stops it.
+One thread writes shards, in order, and a pool encodes. Another thread commits, so that no fsync
+holds up the samples that come next. The event loop only hands over and is told when it is done, so a
+disk that stands still never stops it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +51,8 @@ class OpenBlock:
     failed: dict[int, FailureReason] = field(default_factory=dict)
     """Samples that are given up, and that is not committed."""
     writer: BlockWriter | None = None
+    sealed: Future[set[int]] | None = None
+    """The latest commit, from the moment when it took `writer`; known to the writing thread only."""
     committing: asyncio.Task[None] | None = None
     parked: bool = False
     """Committed in part while samples are still missing; counts as open no more."""
@@ -61,7 +65,9 @@ class _Item:
     open_block: OpenBlock
     sample: int
     dump: Dump
+    digest: int | None
     done: asyncio.Future[None]
+    writer: BlockWriter | None = None
 
 
 class BlockSink:
@@ -71,15 +77,25 @@ class BlockSink:
     ----------
     encode_threads : int
         Chunks that are encoded at once.
+
+    Attributes
+    ----------
+    checkers : Executor
+        For the checks of dumps: few threads, as a check takes a sixth of the time of encoding, and
+        more would only take the processors from the encoders.
     """
 
     def __init__(self, store: Store, claims: Claims, run: str, encode_threads: int) -> None:
         self._store = store
         self._claims = claims
         self._run = run
+        self.checkers = ThreadPoolExecutor(-(-encode_threads // 4), thread_name_prefix="check")
         self._encoders = ThreadPoolExecutor(encode_threads, thread_name_prefix="encode")
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="disk")
-        self._queue: list[_Item] = []
+        self._committer = ThreadPoolExecutor(1, thread_name_prefix="commit")
+        self._queue: deque[_Item] = deque()
+        self._unfinished: deque[_Item] = deque()
+        """Appended, and not all chunks are written: of the writing thread."""
         self._pump: asyncio.Task[None] | None = None
         self.committed_samples: list[int] = []
         """In the order of their commits."""
@@ -93,17 +109,24 @@ class BlockSink:
         """Count the samples committed."""
         return len(self.committed_samples)
 
-    async def append(self, open_block: OpenBlock, sample: int, dump: Dump) -> None:
+    async def append(
+        self, open_block: OpenBlock, sample: int, dump: Dump, digest: int | None = None
+    ) -> None:
         """Append one checked dump; returns when it is written and its mapping is dropped.
 
         Goes through even when the caller is cancelled: what has arrived is not thrown away.
+
+        Parameters
+        ----------
+        digest : int, optional
+            Of its states, where the check has read them.
 
         Raises
         ------
         OutputError
         """
         loop = asyncio.get_running_loop()
-        item = _Item(open_block, sample, dump, loop.create_future())
+        item = _Item(open_block, sample, dump, digest, loop.create_future())
         self._queue.append(item)
         if self._pump is None or self._pump.done():
             self._pump = asyncio.create_task(self._drain())
@@ -147,7 +170,8 @@ class BlockSink:
         OutputError, RefusedError
         """
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._disk, self._withdraw_in_thread, np.array(samples, int))
+        array = np.array(samples, int)
+        await loop.run_in_executor(self._committer, self._withdraw_in_thread, array)
         taken_back = set(samples)
         self.committed_samples = [s for s in self.committed_samples if s not in taken_back]
 
@@ -159,44 +183,68 @@ class BlockSink:
     def close(self) -> None:
         """End the threads. Does not wait for a disk that does not answer."""
         self._disk.shutdown(wait=False, cancel_futures=True)
+        self._committer.shutdown(wait=False, cancel_futures=True)
         self._encoders.shutdown(wait=False, cancel_futures=True)
+        self.checkers.shutdown(wait=False, cancel_futures=True)
 
     async def _drain(self) -> None:
         loop = asyncio.get_running_loop()
-        while self._queue:
-            # All that has come meanwhile is one batch: its chunks are encoded side by side.
-            batch, self._queue = self._queue, []
+        while self._queue or self._unfinished:
+            item = self._queue.popleft() if self._queue else None
             try:
-                await loop.run_in_executor(self._disk, self._append_batch, batch)
-            except Exception as error:  # noqa: BLE001  # every waiter gets it
-                for item in batch:
-                    item.open_block.appended.clear()  # its writer is gone: they stay pending
-                    _fail(item.done, error)
-            else:
-                for item in batch:
-                    item.open_block.appended.add(item.sample)
-                    item.open_block.changed_at_seconds = loop.time()
-                    item.done.set_result(None)
+                await loop.run_in_executor(self._disk, self._append, item)
+            except Exception as error:  # noqa: BLE001  # everyone whom it concerns gets it
+                # Mostly by `_append` itself, unless that is what is broken: nobody must wait for ever.
+                await loop.run_in_executor(self._disk, self._lose_unfinished, error)
+                if item is not None and not item.done.done():
+                    _tell_lost(item, error)
 
-    def _append_batch(self, batch: list[_Item]) -> None:
+    def _append(self, item: _Item | None) -> None:
+        """Append one sample, then finish the one before, whose last chunks were encoded meanwhile.
+
+        With nothing to append all are finished.
+        """
+        if item is not None:
+            self._unfinished.append(item)
+            try:
+                writer = item.open_block.writer = item.writer = self._writer(item.open_block)
+                # No name for these bits: it would keep the dump mapped.
+                bits = self._store.bits
+                writer.append(item.sample, payload_bits(item.dump, bits), item.digest)
+            except BaseException as error:
+                self._lose_unfinished(error)
+                raise
+        self._finish(all_but=0 if item is None else 1)
+
+    def _finish(self, *, all_but: int = 0) -> None:
+        """Write the last chunks of samples that were appended, and tell that they are in."""
         try:
-            for item in batch:
-                writer = item.open_block.writer = self._writer(item.open_block)
-                writer.append(item.sample, payload_bits(item.dump, self._store.bits))
-            for item in batch:
-                self._writer(item.open_block).flush()
-        except BaseException:
-            for item in batch:
-                _drop_writer(item.open_block)
-                with contextlib.suppress(DumpInUseError):  # an encoder may still read it
-                    item.dump.close()
+            while len(self._unfinished) > all_but:
+                item = self._unfinished[0]
+                if item.writer is not None:
+                    item.writer.flush(item.sample)
+                _close(item.dump)
+                self._unfinished.popleft()
+                item.done.get_loop().call_soon_threadsafe(_tell_appended, item)
+        except BaseException as error:
+            self._lose_unfinished(error)
             raise
-        for item in batch:
-            _close(item.dump)
+
+    def _lose_unfinished(self, error: BaseException) -> None:
+        """Give up the blocks of samples that are not finished, and tell those who wait for them."""
+        for item in self._unfinished:
+            _drop_writer(item.open_block)
+            with contextlib.suppress(DumpInUseError):  # an encoder may still read it
+                item.dump.close()
+            item.done.get_loop().call_soon_threadsafe(_tell_lost, item, error)
+        self._unfinished.clear()
 
     def _writer(self, open_block: OpenBlock) -> BlockWriter:
         if open_block.writer is not None:
             return open_block.writer
+        if open_block.sealed is not None:
+            # Its files have the same names, and what it commits is to be copied.
+            wait([open_block.sealed])
         writer = self._new_writer(open_block.block)
         samples = open_block.block.samples
         complete = self._store.completion(slice(samples.start, samples.stop)).complete
@@ -204,7 +252,6 @@ class BlockSink:
         if earlier.size:
             lengths = self._store.length[earlier].tolist()
             writer.copy(earlier.tolist(), self._store.payload, lengths)
-            self.bytes_stored -= writer.bytes_written  # the commit adds all; these are not new
         return writer
 
     def _new_writer(self, block: Block) -> BlockWriter:
@@ -221,9 +268,8 @@ class BlockSink:
         failed = dict(open_block.failed)
         loop = asyncio.get_running_loop()
         try:
-            committed = await loop.run_in_executor(
-                self._disk, self._commit_in_thread, open_block, failed
-            )
+            sealed = await loop.run_in_executor(self._disk, self._seal, open_block, failed)
+            committed = await asyncio.wrap_future(sealed)
         except Exception:
             open_block.appended.clear()
             raise
@@ -234,18 +280,26 @@ class BlockSink:
             open_block.failed.pop(sample)
         self.committed_samples += sorted(committed)
 
-    def _commit_in_thread(
-        self, open_block: OpenBlock, failed: dict[int, FailureReason]
-    ) -> set[int]:
-        span = open_block.block.span
+    def _seal(self, open_block: OpenBlock, failed: dict[int, FailureReason]) -> Future[set[int]]:
+        """Take the block's writer, with all that was appended, to the thread that commits."""
         writer = open_block.writer or self._new_writer(open_block.block)
         open_block.writer = None
+        try:
+            self._finish()
+        except BaseException:
+            writer.discard()
+            raise
+        open_block.sealed = self._committer.submit(self._commit_in_thread, writer, failed)
+        return open_block.sealed
+
+    def _commit_in_thread(self, writer: BlockWriter, failed: dict[int, FailureReason]) -> set[int]:
+        span = writer.block.span
         try:
             committed = self._store.commit(writer, failed, lambda: self._claims.check(span))
         except BaseException:
             writer.discard()
             raise
-        self.bytes_stored += writer.bytes_written
+        self.bytes_stored += writer.new_bytes
         return committed
 
 
@@ -273,6 +327,13 @@ def payload_bits(dump: Dump, bits: np.dtype[Any]) -> npt.NDArray[Any]:
     return dump.hidden.view(bits)
 
 
-def _fail(future: asyncio.Future[None], error: Exception) -> None:
-    future.set_exception(error)
-    future.exception()  # the waiter may be cancelled: an unread exception must not be logged
+def _tell_appended(item: _Item) -> None:
+    item.open_block.appended.add(item.sample)
+    item.open_block.changed_at_seconds = item.done.get_loop().time()
+    item.done.set_result(None)
+
+
+def _tell_lost(item: _Item, error: BaseException) -> None:
+    item.open_block.appended.clear()  # its writer is gone: they stay pending
+    item.done.set_exception(error)
+    item.done.exception()  # the waiter may be cancelled: an unread exception must not be logged

@@ -17,10 +17,14 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from extraction.spool import Dump
+    from hsstore.digest import PayloadHasher
     from hsstore.spec import Model
 
-ROWS_AT_ONCE = 256
-"""Rows checked in one numpy pass: bounds the temporary memory."""
+PIECE_BYTES = 1 << 20
+"""So much of the states is checked at once: it stays in the cache until it is hashed. Smaller pieces
+spend more time waiting for the GIL, which the encoders want too."""
+GLANCE_VALUES = 16
+"""Of every row: where all of them are zeros, all values are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,7 @@ def find_fault(
     store: str,
     model: Model,
     knows: Callable[[str], bool] | None = None,
+    hasher: PayloadHasher | None = None,
 ) -> Fault | None:
     """Say what in a dump is not what was asked for: its origin, its tokens, its states.
 
@@ -52,6 +57,8 @@ def find_fault(
     knows : callable, optional
         Tells whether a start of the server may have made it; None where that is long past, as for
         dumps that a dead run left.
+    hasher : PayloadHasher, optional
+        Is given the states as they are checked; where there is no fault, all of them.
     """
     if knows is not None and not knows(dump.metadata.instance):
         message = f"made by server instance {dump.metadata.instance!r}, which serves no spool here"
@@ -64,7 +71,9 @@ def find_fault(
         if found != expected:
             return Fault(FailureReason.BAD_DATA, f"{field} is {found!r}, expected {expected!r}")
     bits = dump.hidden.view(bits_dtype(model.dtype))
-    return find_token_fault(dump.input_ids, tokens) or find_state_fault(bits, len(tokens), model)
+    return find_token_fault(dump.input_ids, tokens) or find_state_fault(
+        bits, len(tokens), model, hasher
+    )
 
 
 def find_token_fault(found: npt.NDArray[np.int32], expected: npt.NDArray[np.int32]) -> Fault | None:
@@ -79,7 +88,9 @@ def find_token_fault(found: npt.NDArray[np.int32], expected: npt.NDArray[np.int3
     return Fault(FailureReason.BAD_DATA, message)
 
 
-def find_state_fault(bits: npt.NDArray[Any], rows: int, model: Model) -> Fault | None:
+def find_state_fault(
+    bits: npt.NDArray[Any], rows: int, model: Model, hasher: PayloadHasher | None = None
+) -> Fault | None:
     """Check the shape and the plausibility of states.
 
     No infinity or NaN, no row of zeros, no two slots that are equal throughout.
@@ -90,23 +101,47 @@ def find_state_fault(bits: npt.NDArray[Any], rows: int, model: Model) -> Fault |
         Raw bit patterns.
     rows : int
         T of the plan.
+    hasher : PayloadHasher, optional
+        As for `find_fault`.
     """
     expected = (rows, model.slots, model.hidden)
     if bits.shape != expected:
         message = f"states have shape {bits.shape}, the plan has {expected}"
         return Fault(FailureReason.BAD_DATA, message)
     equal_slots = [(a, b) for a in range(model.slots) for b in range(a + 1, model.slots)]
-    for start in range(0, rows, ROWS_AT_ONCE):
-        part = bits[start : start + ROWS_AT_ONCE]
-        fault = _find_value_fault(part, start, model)
+    step = rows_at_once(model.slots * model.hidden * bits.itemsize)
+    no_zeros = bool(largest_magnitude(bits[..., :GLANCE_VALUES], model.dtype).all())
+    for start in range(0, rows, step):
+        part = bits[start : start + step]
+        is_good = no_zeros and _is_finite(part, model)
+        fault = None if is_good else _find_value_fault(part, start, model)
         tick()  # a long sample takes its time: it is slow, not stalled
         if fault is not None:
             return fault
+        if hasher is not None:
+            hasher.update(part)
         equal_slots = [(a, b) for a, b in equal_slots if np.array_equal(part[:, a], part[:, b])]
     if equal_slots:
         a, b = equal_slots[0]
         return Fault(FailureReason.BAD_DATA, f"slots {a} and {b} are equal in every row")
     return None
+
+
+def rows_at_once(row_bytes: int) -> int:
+    """Return how many rows are checked in one go."""
+    return max(PIECE_BYTES // row_bytes, 1)
+
+
+def _is_finite(part: npt.NDArray[Any], model: Model) -> bool:
+    """Say whether all values are finite, without temporary memory.
+
+    As signed numbers positive values come in the order of their magnitude; as unsigned ones negative
+    values do, and above them.
+    """
+    infinity = infinity_bits(model.dtype)
+    sign = 1 << (8 * part.itemsize - 1)
+    positive, negative = part.view(f"<i{part.itemsize}").max(), part.max()
+    return bool(positive < infinity and negative < sign + infinity)
 
 
 def _find_value_fault(part: npt.NDArray[Any], start: int, model: Model) -> Fault | None:

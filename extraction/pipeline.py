@@ -31,6 +31,7 @@ from extraction.requester import CaptureFailedError, DumpMissingError, ServerBus
 from extraction.server_link import RequestRefusedError, ServerAwayError
 from extraction.spool import DumpError, RequestId, dump_bytes
 from extraction.stages import StageTable
+from hsstore.digest import PayloadHasher
 from hsstore.errors import HsstoreError, OutputError
 from hsstore.spec import FailureReason
 
@@ -145,7 +146,7 @@ class Pipeline:
                 self._group.create_task(self._extract(open_block, sample, salvaged))
 
     def _open(self, block_index: int, samples: list[int]) -> OpenBlock:
-        tokens = {sample: self._store.input_ids(sample) for sample in samples}
+        tokens = self._store.input_ids_of(samples)
         return OpenBlock(self._store.layout.block(block_index), tokens, set(samples))
 
     async def _wait_for_room(self) -> None:
@@ -293,14 +294,17 @@ class Pipeline:
         with self.stages.at("memory", rid):
             await self._memory_budget.acquire(size)
         try:
-            tokens = open_block.tokens[sample]
+            tokens, hasher = open_block.tokens[sample], PayloadHasher()
             with self.stages.at("check", rid):
-                fault = await asyncio.to_thread(self._find_fault, dump, tokens)
+                loop = asyncio.get_running_loop()
+                fault = await loop.run_in_executor(
+                    self._sink.checkers, self._find_fault, dump, tokens, hasher
+                )
             if fault is not None:
                 dump.close()
                 return fault
             with self.stages.at("write", rid):
-                await self._sink.append(open_block, sample, dump)
+                await self._sink.append(open_block, sample, dump, hasher.digest())
         finally:
             self._memory_budget.release(size)
         open_block.held[sample] = rid
@@ -316,11 +320,13 @@ class Pipeline:
             check = self.canary.check(self.flight, self.spool_budget, self._sink.committed)
             self._group.create_task(check)
 
-    def _find_fault(self, dump: Dump, tokens: npt.NDArray[np.int32]) -> Fault | None:
+    def _find_fault(
+        self, dump: Dump, tokens: npt.NDArray[np.int32], hasher: PayloadHasher
+    ) -> Fault | None:
         spec = self._store.spec
         salvaged = dump.rid.run != self._run  # of an earlier start of the server, as it may be
         knows = None if salvaged else self._requester.knows
-        return find_fault(dump, tokens, spec.store, spec.model, knows)
+        return find_fault(dump, tokens, spec.store, spec.model, knows, hasher)
 
     def _new_rid(self, sample: int) -> RequestId:
         self._sent += 1  # never twice the same, also not after a server's restart

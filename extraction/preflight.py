@@ -118,8 +118,8 @@ def preflight(
     too_large = np.flatnonzero(pending & (dump_bytes > limit))
     tokens = int(length[pending].sum(dtype=np.int64))
     raw = tokens * layout.geometry.row_bytes
-    block = layout.block_sample.searchsorted(np.flatnonzero(pending), side="right") - 1
-    shards = int(np.diff(layout.block_shard)[np.unique(block)].sum())
+    to_write = np.logical_or.reduceat(pending, layout.block_sample[:-1])
+    shards = int(np.diff(layout.block_shard)[to_write].sum())
     largest = int(dump_bytes[pending].max(initial=0))
     problems = []
     warnings = []

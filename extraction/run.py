@@ -119,6 +119,7 @@ class Run:
                 return "dry run: this can work; nothing was written", 0
             if store is None:
                 store = await self._create(link, dataset, info)
+            dataset = None  # it may be large, and the store has all of it
             claims = await asyncio.to_thread(
                 Claims, store, self.id, take_over=self._options.take_over
             )

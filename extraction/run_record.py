@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from hsstore.files import unsupported
 from hsstore.spec import RunRecord
 
 if TYPE_CHECKING:
@@ -30,12 +31,20 @@ def begin_record(run: str, info: ServerInfo, options: ExtractOptions) -> RunReco
         server_instance=info.instance,
         server_flags=info.flags,
         options=options.model_dump(mode="json"),
+        output_warnings=unsupported(),
     )
 
 
 def end_record(record: RunRecord, result: str, canary: CanaryRecord) -> RunRecord:
     """Add how the run ended."""
-    return record.model_copy(update={"ended": _now(), "result": result, "canary": canary})
+    return record.model_copy(
+        update={
+            "ended": _now(),
+            "result": result,
+            "canary": canary,
+            "output_warnings": unsupported(),
+        }
+    )
 
 
 def _now() -> str:

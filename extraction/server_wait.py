@@ -151,6 +151,7 @@ def _unannounced(url: str, spool: Path, found: _Absent, seconds: float) -> str:
         f"{url} has answered for {seconds:.0f} s, but its hsstore plugin has not announced itself "
         f"in {spool} ({found.message}). Check that hsstore is installed in the Python that runs "
         "the server (`python -m hsstore_sglang` there says so), that HSSTORE_SPOOL was set to this "
-        "directory when it was started (else give the one it uses with --spool), that a server in "
-        "a container shares /dev/shm with this process, and what its log says of hsstore"
+        "directory when it was started (else give the one it uses with --spool), that nobody has "
+        "removed it since (else restart the server), that a server in a container shares /dev/shm "
+        "with this process, and what its log says of hsstore"
     )

@@ -143,6 +143,8 @@ class WatchStatus(Record):
 
     verdict: str
     """One of the doctor's list."""
+    summary: str = ""
+    """The verdict in one sentence."""
     since_seconds: float
     """Unix time since when there was no progress."""
     reported_seconds: float

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from extraction.diagnosis.child import Child
+from extraction.diagnosis.copies import read_copies, runs_directory
 from extraction.diagnosis.find import find_pages
 from extraction.page import read_page
 from extraction.status import RunStatus, WatchStatus, parse_status, parse_watch, watch_path
-from extraction.watchdog.copies import STALL, STATUS, runs_directory
 from hsstore.errors import HsstoreError
 from hsstore.report import RunReport, StageReport, StallReport, StatusReport
 from hsstore.store import Store
@@ -96,14 +96,14 @@ def _watch(body: bytes) -> WatchStatus | None:
         return None
 
 
-def _copies(copies: list[list[str]]) -> Iterator[RunReport]:
-    for status, stall in copies:
+def _copies(copies: list[dict[str, Any]]) -> Iterator[RunReport]:
+    for copy in copies:
         try:
-            found = parse_status(status.encode())
+            found = parse_status(copy["status"].encode())
         except ValueError:
             continue
         if found is not None:
-            yield _report(found, _watch(stall.encode()), "copy")
+            yield _report(found, _watch(copy["stall"].encode()), "copy")
 
 
 def _same_stores(store: str, others: list[str], tell: Tell) -> list[str]:
@@ -119,9 +119,8 @@ def _same_stores(store: str, others: list[str], tell: Tell) -> list[str]:
 
 def _read_disk(store: Path, tell: Tell) -> dict[str, Any]:
     """Read the completion, and the copies beside the store. Runs in the child."""
-    directory = runs_directory(store)
-    tell(f"reading {directory}")
-    found: dict[str, Any] = {"copies": list(_read_copies(directory))}
+    tell(f"reading {runs_directory(store)}")
+    found: dict[str, Any] = {"copies": read_copies(store)}
     tell(f"reading {store}")
     try:
         completion = Store.open(store).completion()
@@ -129,15 +128,6 @@ def _read_disk(store: Path, tell: Tell) -> dict[str, Any]:
         return found | {"unread": str(error)}
     complete, failed = int(completion.complete.sum()), int((completion.failed > 0).sum())
     return found | {"samples": len(completion.complete), "complete": complete, "failed": failed}
-
-
-def _read_copies(directory: Path) -> Iterator[tuple[str, str]]:
-    for path in directory.glob(f"[!.]*{STATUS}"):
-        stall = path.with_name(path.name.removesuffix(STATUS) + STALL)
-        try:
-            yield path.read_text(), stall.read_text() if stall.exists() else ""
-        except FileNotFoundError:  # replaced, or removed with its run, this moment
-            continue
 
 
 def _report(
@@ -203,6 +193,7 @@ def _stall(watch: WatchStatus | None, now: float) -> StallReport | None:
         return None
     return StallReport(
         verdict=watch.verdict,
+        summary=watch.summary,
         stalled_seconds=watch.stalled_seconds,
         reported_age_seconds=max(now - watch.reported_seconds, 0.0),
         reports=watch.reports,

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from extraction.metrics import MetricsServer, Vitals
 from extraction.progress import rehearse
@@ -24,11 +23,13 @@ from extraction.status import RunStatus, parse_watch, run_directory, watch_path
 from extraction.watchdog.memory import keep_in_memory
 from extraction.watchdog.pages import RunPages
 from extraction.watchdog.pipes import ignore_stack_signal
+from extraction.watchdog.start import KILL_SECONDS, Start
 from extraction.watchdog.voice import Voice, never_read_sources
-from extraction.watchdog.watchdog import Watchdog
+from extraction.watchdog.watchdog import LONGEST_PAUSE_SECONDS, Watchdog
 from hsstore.errors import HsstoreError, InterruptedRunError
 
 if TYPE_CHECKING:
+    import subprocess
     from pathlib import Path
     from types import FrameType
     from typing import BinaryIO
@@ -38,13 +39,9 @@ if TYPE_CHECKING:
 SHOW_SECONDS = 0.2
 LEAVE_SECONDS = 5.0
 """How long a worker may take to be gone after its last word: a thread of it may hang."""
-KILL_SECONDS = 1.0
-"""How long a process that is not stuck in the kernel takes to die."""
 FIRST_WAIT_SECONDS = 5.0
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 """Ctrl-C, a scheduler's end of job, its warning before that, and a terminal that is closed."""
-_EXEC: Final = ("/bin/sh", "-c", 'exec "$@"', "sh")
-"""Starts a program without us waiting for its file: a start returns with the first program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +52,40 @@ class _Ended:
     message: str
     again: bool = False
     """Another worker may do better."""
+
+
+_NOT_STARTED = _Ended(
+    InterruptedRunError.exit_code,
+    "the worker was not started: the disk with its program does not answer; nothing was changed. To "
+    "continue, mend that disk and run the same command again",
+)
+
+
+class _Waiting:
+    """A wait that is told of every so often, more and more rarely."""
+
+    def __init__(self, options: ExtractOptions) -> None:
+        self._began = time.monotonic()
+        self._limit = options.stall_abort_seconds
+        self._pause = self._say_at = FIRST_WAIT_SECONDS
+
+    @property
+    def seconds(self) -> float:
+        """How long it has lasted."""
+        return time.monotonic() - self._began
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has lasted longer than a stall may."""
+        return bool(self._limit) and self.seconds > self._limit
+
+    def is_due(self) -> bool:
+        """Tell whether it is time to say something."""
+        if self.seconds <= self._say_at:
+            return False
+        self._pause = min(2 * self._pause, self._limit or LONGEST_PAUSE_SECONDS)
+        self._say_at = self.seconds + self._pause
+        return True
 
 
 def supervise(options: ExtractOptions) -> int:
@@ -124,8 +155,8 @@ class _Supervisor:
         try:
             while True:
                 worker = self._start()
-                ended = self._follow(worker)
-                if not (ended.again and self._restarts < self._options.restarts):
+                ended = self._follow(worker) if worker else _NOT_STARTED
+                if not (worker and ended.again and self._restarts < self._options.restarts):
                     break
                 self._voice.say(ended.message)
                 if not self._wait_until_gone(worker):
@@ -181,27 +212,32 @@ class _Supervisor:
             restarts=self._restarts,
         )
 
-    def _start(self) -> subprocess.Popen[str]:
+    def _start(self) -> subprocess.Popen[str] | None:
+        """Start a worker; return None when that took longer than a stall may, or the user will."""
         self._watchdog.start_again()
         self._stop_sent = False
         self._page.write(self._first_status(0))  # not what the worker before this one said last
         arguments = [str(self._page.path), str(os.getpid())]
         with _in_memory(self._options.model_dump_json()) as options:
-            worker = self._open([sys.executable, "-m", "extraction.worker", *arguments], options)
-        self._page.write(self._first_status(worker.pid))  # it writes when it has its options
+            start = Start([sys.executable, "-m", "extraction.worker", *arguments], options)
+            worker = self._wait_for_start(start)
+        if worker is None:
+            self.left_behind = not start.give_up()
+        else:
+            self._page.write(self._first_status(worker.pid))  # it writes when it has its options
         return worker
 
-    @staticmethod
-    def _open(command: list[str], stdin: BinaryIO) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [*_EXEC, *command],
-            stdin=stdin,
-            stdout=subprocess.PIPE,  # not ours: who reads that to its end would wait for a hang
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,  # Ctrl-C reaches the supervisor only
-        )
+    def _wait_for_start(self, start: Start) -> subprocess.Popen[str] | None:
+        waiting = _Waiting(self._options)
+        while (worker := start.wait(SHOW_SECONDS)) is None:
+            if waiting.is_over or (self._stop_requests and waiting.seconds > FIRST_WAIT_SECONDS):
+                return None
+            if waiting.is_due():
+                self._voice.say(
+                    f"the worker has not started for {waiting.seconds:.0f} s: its program cannot be "
+                    "loaded until the disk that it lies on answers"
+                )
+        return worker
 
     # --- while it runs ------------------------------------------------------------------------
 
@@ -283,19 +319,15 @@ class _Supervisor:
 
     def _wait_until_gone(self, worker: subprocess.Popen[str]) -> bool:
         """Wait for a killed worker; return False when the user does not want to wait any more."""
-        began = time.monotonic()
-        pause = say_at = FIRST_WAIT_SECONDS
+        waiting = _Waiting(self._options)
         while worker.poll() is None:
             if self._stop_requests:
                 return False
-            waited = time.monotonic() - began
-            if waited > say_at:
+            if waiting.is_due():
                 self._voice.say(
                     f"waiting for the killed worker (pid {worker.pid}) to be gone, for "
-                    f"{waited:.0f} s: it hangs in the kernel until the disk answers"
+                    f"{waiting.seconds:.0f} s: it hangs in the kernel until the disk answers"
                 )
-                pause = min(2 * pause, self._options.stall_abort_seconds or pause)
-                say_at = waited + pause
             time.sleep(SHOW_SECONDS)
         self.left_behind = False
         return not self._stop_requests

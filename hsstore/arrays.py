@@ -21,7 +21,13 @@ from hsstore.activity import operation, tick
 from hsstore.codec import CHANNEL_BIAS, UNCOMPRESSED
 from hsstore.dtype import BFloat16, native_dtype
 from hsstore.errors import CorruptStoreError, InputError
-from hsstore.files import PARTIAL_SUFFIX, make_directory, output_errors, write_durably
+from hsstore.files import (
+    PARTIAL_SUFFIX,
+    make_directory,
+    output_errors,
+    read_again_if_stale,
+    write_durably,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -153,7 +159,7 @@ class Arrays:
     def add(self, name: str, layout: ArrayLayout) -> None:
         """Declare a small array; every chunk of it carries a crc32c."""
         itemsize = np.dtype(layout.dtype).itemsize
-        blosc = BloscCodec(typesize=itemsize, cname="zstd", clevel=3, shuffle="shuffle")
+        blosc = BloscCodec(typesize=itemsize, cname="zstd", clevel=1, shuffle="shuffle")
         with output_errors(self._path(name)):
             self._group.create_array(
                 name,
@@ -218,7 +224,7 @@ class Arrays:
         """
         try:
             with operation("read", self._path(name)):
-                return np.asarray(self._array(name)[where])
+                return np.asarray(read_again_if_stale(lambda: self._array(name)[where]))
         except (ValueError, RuntimeError) as error:
             raise CorruptStoreError(f"array {name}: {error}") from error
 
@@ -235,15 +241,19 @@ class Arrays:
     def put_group(self, path: str, attributes: dict[str, Any]) -> None:
         """Create a group inside the store, or replace its attributes, durably."""
         with output_errors(self._path(path)):
-            self._group.require_group(path).attrs.put(attributes)
+            if path in self._group:
+                self._group.require_group(path).attrs.put(attributes)
+            else:  # in one write: a kill leaves no group without its attributes
+                self._group.create_group(path, attributes=attributes)
 
     def group_attributes(self, path: str) -> dict[str, dict[str, Any]]:
-        """Return the attributes of every group directly inside a group, by name."""
+        """Return the attributes of every group directly inside a group, by name.
+
+        A directory without a zarr.json is none yet: its writer was killed as it began.
+        """
+        inside = [entry.parent.name for entry in self._path(path).glob("*/zarr.json")]
         try:
-            parent = self._group[path]
-            if not isinstance(parent, zarr.Group):
-                raise CorruptStoreError(f"{path} is not a group")
-            return {name: dict(group.attrs) for name, group in parent.groups()}
+            return {name: dict(self._group[f"{path}/{name}"].attrs) for name in sorted(inside)}
         except _BAD_METADATA as error:
             raise CorruptStoreError(f"a zarr.json in {path} is damaged: {error}") from error
 

@@ -69,3 +69,7 @@ class BufferPool:
                 self._kept.popleft()
             except IndexError:
                 return
+
+
+shared_pool = BufferPool()
+"""Of this process."""

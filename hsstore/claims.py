@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from hsstore.store import Store
 
 
+LINKS_A_CLAIM = 1000
+"""Spans whose claims are one file under many names; file systems allow some ten thousand."""
+
+
 class Claim(Record):
     """The content of a claim file: who owns the span."""
 
@@ -95,8 +99,11 @@ class Claims:
         RefusedError
             Another run owns one of them; the message names it.
         """
-        for span in spans:
-            self._take(span)
+        wanted = list(spans)
+        for first in range(0, len(wanted), LINKS_A_CLAIM):
+            with self._written() as mine:
+                for span in wanted[first : first + LINKS_A_CLAIM]:
+                    self._take(span, mine)
         self._take_from_the_dead()
         self._remove_leftovers()
 
@@ -135,23 +142,30 @@ class Claims:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def _take(self, span: int) -> None:
-        mine = self._directory / f".{span}.{self._me.run}"
+    @contextmanager
+    def _written(self) -> Iterator[Path]:
+        """Write a claim that is durable before its first link: one fsync for many spans."""
+        mine = self._directory / f".{self._me.run}"
         with output_errors(mine):
             write_durably(mine, self._me.model_dump_json().encode())
             try:
-                self._path(span).hardlink_to(mine)  # exclusive, and never half written
-            except FileExistsError:
-                self._inherit(span, mine)
+                yield mine
             finally:
                 mine.unlink(missing_ok=True)
+
+    def _take(self, span: int, mine: Path) -> None:
+        try:
+            self._path(span).hardlink_to(mine)  # exclusive, and never half written
+        except FileExistsError:
+            self._inherit(span, mine)
         self._held.add(span)
 
     def _take_from_the_dead(self) -> None:
         claimed = {int(path.name) for path in self._directory.iterdir() if path.name.isdigit()}
-        for span in claimed - self._held:
-            with suppress(RefusedError):  # its owner lives, perhaps: nothing that we need
-                self._take(span)
+        for span in sorted(claimed - self._held):
+            # Refused: its owner lives, perhaps. Nothing that we need.
+            with suppress(RefusedError), self._written() as mine:
+                self._take(span, mine)
 
     def _inherit(self, span: int, mine: Path) -> None:
         owner = self._read(span)
@@ -160,7 +174,9 @@ class Claims:
             if now is None:  # given back this moment
                 self._path(span).hardlink_to(mine)
             elif now == owner:
-                mine.replace(self._path(span))
+                heir = mine.with_name(f"{mine.name}.{span}")
+                heir.hardlink_to(mine)
+                heir.replace(self._path(span))
             else:
                 raise RefusedError(self._refusal(now))
 

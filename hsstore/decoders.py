@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from threading import Lock
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 MAX_THREADS = 8
 
@@ -17,19 +17,36 @@ _lock = Lock()
 
 
 def run_all(tasks: Sequence[Callable[[], None]]) -> None:
-    """Call every task, side by side; the first error is raised when all have ended.
+    """Call every task, side by side, also on this thread; then raise the first error there was.
 
     So nothing writes into the caller's memory any more after this returns or raises.
     """
-    if min(_threads(), len(tasks)) <= 1:
-        for task in tasks:
-            task()
+    helpers = min(_threads(), len(tasks)) - 1
+    left = iter(tasks)  # to take the next one is atomic
+    if helpers < 1:
+        _call(left)
         return
     executor = _executor()
-    futures = [executor.submit(task) for task in tasks]
-    errors = [error for future in futures if (error := future.exception())]
-    if errors:
-        raise errors[0]
+    futures = [executor.submit(_call, left) for _ in range(helpers)]
+    try:
+        _call(left)
+    finally:
+        started = [future for future in futures if not future.cancel()]
+        wait(started)
+    for future in started:
+        future.result()
+
+
+def _call(tasks: Iterator[Callable[[], None]]) -> None:
+    """Call what is left; after an error, too, and raise the first one in the end."""
+    first: BaseException | None = None
+    for task in tasks:
+        try:
+            task()
+        except BaseException as error:  # noqa: BLE001  # raised below
+            first = first or error
+    if first is not None:
+        raise first
 
 
 def _executor() -> ThreadPoolExecutor:

@@ -16,6 +16,21 @@ def payload_digest(bits: npt.NDArray[Any]) -> int:
     return xxhash.xxh3_64_intdigest(np.ascontiguousarray(bits).data)
 
 
+class PayloadHasher:
+    """`payload_digest` of states that are read in parts."""
+
+    def __init__(self) -> None:
+        self._state = xxhash.xxh3_64()
+
+    def update(self, part: npt.NDArray[Any]) -> None:
+        """Take the next rows, (rows, slots, hidden)."""
+        self._state.update(np.ascontiguousarray(part).data)
+
+    def digest(self) -> int:
+        """Return the digest of all that was taken."""
+        return self._state.intdigest()
+
+
 class PlanHasher:
     """XXH3-128 over the dtype, shape and bytes of arrays in turn, also of ones read in parts."""
 

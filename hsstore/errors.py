@@ -10,6 +10,8 @@
     ├── OutputError           exit 74  the output file system refused: full, read-only, broken
     └── InterruptedRunError   exit 75  stopped or stalled: run the same command again
 
+Whatever else ends a run is a bug, not one of these: exit 70, "unexpected", with its cause.
+
 A message says what was found, where (file, line, sample, field), and what to do.
 """
 

@@ -3,22 +3,33 @@
 The order that makes a file survive a power cut: write it under another name, fsync it, rename it,
 fsync its directory. An fsync is never tried twice: after a failed one the kernel may have dropped
 the pages, so the file has to be written again.
+
+Network file systems have manners of their own. One that cannot fsync a directory, or start writing
+a range, is used all the same: that is said once, and `unsupported` tells it to who keeps the record.
+A file that was replaced by another host answers ESTALE, or keeps its old size for a while: it is read
+again under its name, with attributes that are fresh.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import logging
 import os
 import uuid
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, TypeVar
 
 from hsstore.activity import operation
 from hsstore.errors import OutputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 PARTIAL_SUFFIX = ".partial"
 """Files that end so were never published; nobody reads them."""
@@ -30,6 +41,22 @@ _ADVICE = {
     errno.EACCES: "check the owner and mode of the directory",
     errno.EPERM: "check the owner and mode of the directory",
 }
+_NOT_SUPPORTED = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
+"""How a file system says that it has no such operation. All else is a failure of the disk."""
+_WRITE, _WRITE_AND_WAIT = 2, 7
+"""Flags of sync_file_range(2), from <linux/fs.h>."""
+_AT_FDCWD, _AT_STATX_FORCE_SYNC, _STATX_BASIC_STATS = -100, 0x2000, 0x7FF
+"""From <linux/fcntl.h> and <linux/stat.h>."""
+_FSYNC_OF_A_DIRECTORY = (
+    "fsync a directory",
+    "whether the newest names survive a power cut is up to its server. After one, run hsstore verify",
+)
+_SYNC_FILE_RANGE = (
+    "start writing a range",
+    "data is written when the kernel thinks fit, and at the latest by the fsync",
+)
+_unsupported: dict[tuple[int, str], str] = {}
+"""What was said, by file system and operation."""
 
 
 @contextmanager
@@ -61,13 +88,78 @@ def _space(path: Path) -> tuple[str, bool]:
 
 
 def fsync_directory(directory: Path) -> None:
-    """Make renames inside a directory durable."""
+    """Make renames inside a directory durable, where the file system can."""
     with operation("fsync", directory):
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
+        except OSError as error:
+            _accept_unsupported(error, descriptor, directory, *_FSYNC_OF_A_DIRECTORY)
         finally:
             os.close(descriptor)
+
+
+def start_writing(descriptor: int, offset: int, size_bytes: int, path: Path) -> None:
+    """Let the kernel begin to write a range of a file to the disk: the fsync has less to do then.
+
+    Nothing is durable by this. Where it is not supported nothing happens.
+
+    Raises
+    ------
+    OSError
+        The disk failed.
+    """
+    _sync_file_range(descriptor, offset, size_bytes, _WRITE, path)
+
+
+def wait_for_writing(descriptor: int, offset: int, size_bytes: int, path: Path) -> None:
+    """Wait until a range of a file has been written, which still makes nothing durable.
+
+    A writer that does so behind itself is as slow as its disk, and leaves the fsync little to do.
+    Where it is not supported nothing happens.
+
+    Raises
+    ------
+    OSError
+        The disk failed; an fsync may not say so again.
+    """
+    _sync_file_range(descriptor, offset, size_bytes, _WRITE_AND_WAIT, path)
+
+
+def _sync_file_range(descriptor: int, offset: int, size_bytes: int, flags: int, path: Path) -> None:
+    where = (ctypes.c_int64(offset), ctypes.c_int64(size_bytes))
+    with operation("write", path):
+        if not _libc().sync_file_range(descriptor, *where, flags):
+            return
+        number = ctypes.get_errno()
+        error = OSError(number, os.strerror(number), str(path))
+        _accept_unsupported(error, descriptor, path, *_SYNC_FILE_RANGE)
+
+
+def _accept_unsupported(
+    error: OSError, descriptor: int, path: Path, what: str, meaning: str
+) -> None:
+    """Say once for each file system that it cannot do something; raise what is a real error."""
+    if error.errno not in _NOT_SUPPORTED:
+        raise error
+    text = f"{path}: this file system cannot {what} ({error.strerror}): {meaning}"
+    if _unsupported.setdefault((os.fstat(descriptor).st_dev, what), text) is text:
+        log.warning(text)
+
+
+def unsupported() -> tuple[str, ...]:
+    """Return what file systems could not do for this process, as it was said."""
+    return tuple(_unsupported.values())
+
+
+def read_again_if_stale(read: Callable[[], T]) -> T:
+    """Read by name, and once more where a file was replaced just then by another host (ESTALE)."""
+    try:
+        return read()
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+        return read()
 
 
 def write_durably(path: Path, data: bytes | memoryview) -> None:
@@ -117,3 +209,19 @@ def rename_directory_without_replacing(source: Path, target: Path) -> bool:
         raise
     fsync_directory(target.parent)
     return True
+
+
+def refresh_attributes(path: Path) -> None:
+    """Have a network file system ask its server for a file's size and times, which it may keep."""
+    _libc().statx(
+        _AT_FDCWD,
+        os.fsencode(path),
+        _AT_STATX_FORCE_SYNC,
+        _STATX_BASIC_STATS,
+        ctypes.create_string_buffer(256),
+    )
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)

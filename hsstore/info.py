@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,8 +12,6 @@ import numpy as np
 from hsstore.report import Info
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from hsstore.store import Store
 
 
@@ -62,6 +63,15 @@ def store_info(store: Store) -> Info:
 
 
 def _disk_usage(root: Path) -> tuple[int, int]:
-    """Count the files below a directory, and their bytes."""
-    sizes = [path.stat().st_size for path in root.rglob("*") if path.is_file()]
-    return len(sizes), sum(sizes)
+    """Count the files below a directory, and their bytes. There may be millions: no `Path` for each."""
+    files = size = 0
+    with os.scandir(root) as entries:
+        for entry in entries:
+            # A run may be renaming files meanwhile.
+            with suppress(FileNotFoundError):
+                if entry.is_dir():
+                    below = _disk_usage(Path(entry.path))
+                    files, size = files + below[0], size + below[1]
+                elif entry.is_file():
+                    files, size = files + 1, size + entry.stat().st_size
+    return files, size

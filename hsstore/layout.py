@@ -40,6 +40,8 @@ USUAL_SHARDS = 64
 MAX_SPANS = 256
 MIN_SHARDS_A_SPAN = 4
 """A span ends in a shard that is half empty on average: not too many of them."""
+SAMPLES_AT_ONCE = 1 << 20
+"""Planned in one numpy pass: few enough to keep the memory small, whatever the store's size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,26 +158,30 @@ class Layout:
 
     def chunks_of(self, sample: int, length: int) -> Iterator[ChunkPlace]:
         """Yield the chunks of a sample in the order in which they are written."""
-        sizes = self.geometry
-        first = int(self.row_start[sample]) // sizes.chunk_rows
-        for row in range(0, length, sizes.chunk_rows):
-            shard, row_chunk = divmod(
-                first + row // sizes.chunk_rows, sizes.shard_rows // sizes.chunk_rows
-            )
-            rows = slice(row, min(row + sizes.chunk_rows, length))
-            for slot_chunk in range(sizes.slot_chunks):
-                slot = slot_chunk * sizes.chunk_slots
-                yield ChunkPlace(
-                    shard,
-                    row_chunk * sizes.slot_chunks + slot_chunk,
-                    rows,
-                    slice(slot, slot + sizes.chunk_slots),
-                )
+        return chunks_at(self.geometry, int(self.row_start[sample]), length)
 
     def span_slice(self, span: int) -> slice:
         """Return the samples of a span."""
         size = self.geometry.span_samples
         return slice(span * size, min((span + 1) * size, self.samples))
+
+
+def chunks_at(sizes: Geometry, row_start: int, length: int) -> Iterator[ChunkPlace]:
+    """Yield the chunks of a sample, given its first row, in the order in which they are written."""
+    first = row_start // sizes.chunk_rows
+    for row in range(0, length, sizes.chunk_rows):
+        shard, row_chunk = divmod(
+            first + row // sizes.chunk_rows, sizes.shard_rows // sizes.chunk_rows
+        )
+        rows = slice(row, min(row + sizes.chunk_rows, length))
+        for slot_chunk in range(sizes.slot_chunks):
+            slot = slot_chunk * sizes.chunk_slots
+            yield ChunkPlace(
+                shard,
+                row_chunk * sizes.slot_chunks + slot_chunk,
+                rows,
+                slice(slot, slot + sizes.chunk_slots),
+            )
 
 
 def choose_geometry(
@@ -231,18 +237,41 @@ def _usual_shard_chunks(row_chunks: int, row_chunk_bytes: int) -> int:
 
 def plan_layout(length: npt.NDArray[Any], geometry: Geometry) -> Layout:
     """Lay out samples of the given lengths, shape (n,), each at least 1."""
+    step = max(1, SAMPLES_AT_ONCE // geometry.span_samples) * geometry.span_samples
+    row_start = np.empty(len(length), np.int64)
+    block_sample, block_shard = [np.zeros(0, np.int64)], [np.zeros(1, np.int64)]
+    for start in range(0, len(length), step):
+        part = slice(start, start + step)
+        row_start[part], first, shard_end = _plan_spans(length[part], geometry)
+        shards_before = block_shard[-1][-1]
+        row_start[part] += shards_before * geometry.shard_rows
+        block_sample.append(first + start)
+        block_shard.append(shard_end + shards_before)
+    block_sample.append(np.array([len(length)]))
+    return Layout(geometry, row_start, np.concatenate(block_sample), np.concatenate(block_shard))
+
+
+def _plan_spans(length: npt.NDArray[Any], geometry: Geometry) -> tuple[Int64s, Int64s, Int64s]:
+    """Lay out the samples of some whole spans, as if there were no others.
+
+    Returns
+    -------
+    row_start : int64 (n,)
+    first_sample, shard_end : int64 (blocks,)
+        Of each block.
+    """
     chunks = _chunks(length, geometry.chunk_rows)
     chunk_end = np.cumsum(chunks)
     chunk_start = chunk_end - chunks
     shard_chunk_rows = geometry.shard_rows // geometry.chunk_rows
     first = _cut_blocks(chunk_start, chunk_end, shard_chunk_rows, geometry.span_samples)
-    block_sample = np.append(first, len(length))
-    used = chunk_end[block_sample[1:] - 1] - chunk_start[first]
-    block_shard = np.concatenate([[0], np.cumsum(-(-used // shard_chunk_rows))])
+    end = np.append(first[1:], len(length))
+    shard_end = np.cumsum(-(-(chunk_end[end - 1] - chunk_start[first]) // shard_chunk_rows))
     # Every row moves by what the blocks before its own leave empty.
-    empty = block_shard[:-1] * shard_chunk_rows - chunk_start[first]
-    row_start = (chunk_start + np.repeat(empty, np.diff(block_sample))) * geometry.chunk_rows
-    return Layout(geometry, row_start, block_sample, block_shard.astype(np.int64))
+    shard_start = np.concatenate([[0], shard_end[:-1]])
+    empty = shard_start * shard_chunk_rows - chunk_start[first]
+    chunk_start += np.repeat(empty, end - first)
+    return chunk_start * geometry.chunk_rows, first, shard_end
 
 
 def _cut_blocks(
@@ -250,15 +279,16 @@ def _cut_blocks(
 ) -> Int64s:
     """Return the first sample of every block, cutting all spans side by side."""
     samples = len(chunk_start)
+    # For each sample, the first that does not fit into a shard with it. One that is longer than
+    # a shard fits nowhere: it becomes a block alone.
+    following = np.searchsorted(chunk_end, chunk_start + shard_chunk_rows, side="right")
+    np.maximum(following, np.arange(1, samples + 1), out=following)
     position = np.arange(0, samples, span_samples, dtype=np.int64)
     span_end = np.minimum(position + span_samples, samples)
     cuts = []
     while position.size:
         cuts.append(position)
-        limit = chunk_start[position] + shard_chunk_rows
-        fitting_end = np.searchsorted(chunk_end, limit, side="right")
-        # A sample longer than a shard fits nowhere: it becomes a block alone.
-        position = np.maximum(fitting_end, position + 1)
+        position = following[position]
         going_on = position < span_end
         position, span_end = position[going_on], span_end[going_on]
     return np.sort(np.concatenate(cuts))

@@ -2,44 +2,54 @@
 
 The caller has seen the completion bit before it comes here. A missing chunk or a failed crc under
 a set bit can still be honest: the shard may have been replaced since its index was cached. So it
-is opened anew once, and only then is the store called corrupt.
+is opened anew once, and only then is the store called corrupt. The same with a file that a network
+file system calls stale (ESTALE), or of which it knows old sizes: another host has replaced it.
 
-A sample is one range of bytes in its shard. The kernel is told of the whole range at once; then
-threads read and decode its chunks side by side, each straight to where it belongs.
+A sample is one range of bytes in its shard, or of each shard that it takes. The kernel is told of all
+of it at once; then threads copy and decode it side by side, chunk by chunk, each straight to where
+it belongs. So the disk has one request to work on, and the cores find in their caches what they decode.
 """
 
 from __future__ import annotations
 
+import errno
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
-from threading import Lock
+from itertools import groupby, zip_longest
+from threading import Lock, local
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hsstore.buffers import BufferPool
+from hsstore.buffers import shared_pool
 from hsstore.decoders import run_all
 from hsstore.dtype import bits_dtype
 from hsstore.errors import CorruptStoreError
+from hsstore.files import refresh_attributes
 from hsstore.shard import shard_path
 from hsstore.shard.reader import ShardReader, shard_version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     import numpy.typing as npt
 
     from hsstore.codec import ChunkCodec
     from hsstore.dtype import DTypeName
+    from hsstore.index import PlanColumn, SampleIndex
     from hsstore.layout import ChunkPlace, Layout
+    from hsstore.shard.ranges import Read
+
+    Slots = slice | npt.NDArray[np.int64]
 
 OPEN_SHARDS = 64
 """Shards kept open, with their index, by one reader."""
-
-_pool = BufferPool()
+EXPECTED_READS = 32
+"""So many reads ahead the kernel is told of: a window of 64 MB, where samples are longer."""
+SPARE_ROWS = 4
+"""Whole chunks are decoded where at most one in so many rows of the result is not wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +60,27 @@ class Piece:
     chunk: int
     first_row: int
     """In the chunk."""
-    slots: slice | npt.NDArray[np.int64]
+    slots: Slots
     """In the chunk."""
     target: npt.NDArray[Any]
     """Where they go: (rows, selected slots, hidden)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """One read of a shard, and what becomes of each of its parts."""
+
+    shard: ShardReader
+    read: Read
+    pieces: list[Piece]
+
+    def is_cached(self) -> bool:
+        """Guess whether the disk is needed for it."""
+        return self.shard.is_cached(self.read.offset)
+
+    def expect(self) -> None:
+        """Tell the kernel."""
+        self.shard.expect(self.read)
 
 
 class PayloadReader:
@@ -72,8 +99,8 @@ class PayloadReader:
     def __init__(
         self,
         root: Path,
-        layout: Layout,
-        length: npt.NDArray[Any],
+        layout: Layout | SampleIndex,
+        length: npt.NDArray[Any] | PlanColumn,
         dtype: DTypeName,
         *,
         codec: ChunkCodec,
@@ -85,6 +112,7 @@ class PayloadReader:
         self._codec = codec
         self._open: OrderedDict[int, ShardReader] = OrderedDict()
         self._lock = Lock()
+        self._threads = local()
 
     def read(
         self,
@@ -103,8 +131,9 @@ class PayloadReader:
         slots : ints, optional
             Which slots, in this order; all if it is left out.
         out : uint16 or uint32 (rows, slots, hidden), optional
-            Where to put them, with any strides. New memory otherwise: memory that earlier results
-            no longer use.
+            Where to put them, with any strides. Otherwise memory that earlier results no longer
+            use, in the order in which it is decoded: where a chunk holds one slot, all rows of a slot
+            lie side by side.
 
         Returns
         -------
@@ -115,6 +144,8 @@ class PayloadReader:
         ------
         CorruptStoreError
             A chunk is missing, or does not pass its crc32c, also after opening the shard anew.
+        OSError
+            The disk failed; ESTALE only when the shard that was opened anew is stale again.
         ValueError
             `out` has another shape or dtype, or `rows` has steps.
         IndexError
@@ -124,17 +155,16 @@ class PayloadReader:
         if step != 1:
             raise ValueError(f"rows {rows}: only steps of 1")
         wanted = _slot_numbers(slots, self._layout.geometry.slots)
-        shape = (max(stop - start, 0), len(wanted), self._layout.geometry.hidden)
+        stop = max(start, stop)
+        shape = (stop - start, len(wanted), self._layout.geometry.hidden)
         if out is None:
-            out = _pool.empty(shape, self._bits)
-        elif out.shape != shape or out.dtype != self._bits:
+            first, end = self._whole_chunks(start, stop)
+            whole = self._memory((end - first, *shape[1:]))
+            self._read_or_open_anew(sample, list(self._pieces(sample, first, wanted, whole)))
+            return whole[start - first : stop - first]
+        if out.shape != shape or out.dtype != self._bits:
             raise ValueError(f"out is {out.dtype} {out.shape}; needed is {self._bits} {shape}")
-        pieces = list(self._pieces(sample, start, wanted, out))
-        try:
-            self._read(sample, pieces)
-        except CorruptStoreError:
-            self._forget(pieces)
-            self._read(sample, pieces)
+        self._read_or_open_anew(sample, list(self._pieces(sample, start, wanted, out)))
         return out
 
     def read_encoded(self, sample: int, place: ChunkPlace) -> bytes:
@@ -144,56 +174,92 @@ class PayloadReader:
         except CorruptStoreError as error:
             raise CorruptStoreError(f"sample {sample}: {error}") from None
 
+    def _whole_chunks(self, start: int, stop: int) -> tuple[int, int]:
+        """Widen a range of rows to whole chunks, which are decoded in place, if that costs little."""
+        size = self._layout.geometry.chunk_rows
+        first, end = start // size * size, -(-stop // size) * size
+        spare = start - first + end - stop
+        return (first, end) if spare * SPARE_ROWS <= end - first else (start, stop)
+
+    def _memory(self, shape: tuple[int, int, int]) -> npt.NDArray[Any]:
+        """Return memory, (rows, slots, hidden), in which the values of a chunk lie side by side."""
+        if self._layout.geometry.chunk_slots > 1:
+            return shared_pool.empty(shape, self._bits)
+        rows, slots, hidden = shape
+        return shared_pool.empty((slots, rows, hidden), self._bits).transpose(1, 0, 2)
+
     def _pieces(
         self, sample: int, start: int, wanted: npt.NDArray[np.int64], out: npt.NDArray[Any]
     ) -> Iterator[Piece]:
-        """Yield what is to be read, chunk by chunk, in the order in which it is stored."""
+        """Yield what is to be read, chunk by chunk, in the order in which it is stored.
+
+        `out` may go on behind the sample's last row, up to the end of its chunk.
+        """
         stop = start + len(out)
         sizes = self._layout.geometry
-        columns = {
-            slot_chunk: np.flatnonzero(wanted // sizes.chunk_slots == slot_chunk)
-            for slot_chunk in set((wanted // sizes.chunk_slots).tolist())
-        }
+        columns = _columns(wanted, sizes.chunk_slots)
         for place in self._layout.chunks_of(sample, stop):
-            column = columns.get(place.slots.start // sizes.chunk_slots)
-            if place.rows.stop <= start or column is None or start == stop:
+            if place.rows.stop <= start or start == stop:
                 continue
             first = max(place.rows.start, start)
-            there = out[first - start : place.rows.stop - start]
-            for columns_out, slots_in in _runs(column, wanted[column] - place.slots.start):
-                yield Piece(
-                    place.shard,
-                    place.chunk,
-                    first - place.rows.start,
-                    slots_in,
-                    there[:, columns_out],
-                )
+            there = slice(first - start, place.rows.stop - start)
+            for columns_out, slots_in in columns.get(place.slots.start, ()):
+                target = out[there, columns_out]
+                yield Piece(place.shard, place.chunk, first - place.rows.start, slots_in, target)
+
+    def _read_or_open_anew(self, sample: int, pieces: list[Piece]) -> None:
+        try:
+            self._read(sample, pieces)
+        except (CorruptStoreError, OSError) as error:
+            if isinstance(error, OSError) and error.errno != errno.ESTALE:
+                raise
+            self._forget(pieces)
+            self._read(sample, pieces)
 
     def _read(self, sample: int, pieces: list[Piece]) -> None:
-        work: list[Callable[[], None]] = []
+        fetches = list(self._fetches(sample, pieces))
+        cold = len(fetches) > 1 and not (fetches[0].is_cached() and fetches[-1].is_cached())
+        expected = fetches if cold else []
+        for fetch in expected[:EXPECTED_READS]:
+            fetch.expect()
+        later = zip_longest(fetches, expected[EXPECTED_READS:])
+        run_all([partial(self._take, sample, *both) for both in later])
+
+    def _fetches(self, sample: int, pieces: list[Piece]) -> Iterator[Fetch]:
         for shard, here in groupby(pieces, key=lambda piece: piece.shard):
             of_shard = list(here)
             try:
                 reader = self._shard(shard)
-                reader.expect([piece.chunk for piece in of_shard])
+                reads = reader.plan([piece.chunk for piece in of_shard], self._codec.max_bytes)
             except CorruptStoreError as error:
                 raise CorruptStoreError(f"sample {sample}: {error}") from None
-            work += [partial(self._decode, sample, reader, piece) for piece in of_shard]
-        run_all(work)
+            for read in reads:
+                yield Fetch(reader, read, [of_shard[part.wanted] for part in read.parts])
 
-    def _decode(self, sample: int, reader: ShardReader, piece: Piece) -> None:
-        buffer = self._codec.take_buffer()
+    def _take(self, sample: int, fetch: Fetch, later: Fetch | None) -> None:
+        """Read and decode, on any thread; tell the kernel what comes later."""
+        if later is not None:
+            later.expect()
+        encoded = self._scratch(fetch.read.nbytes)
         try:
-            size = reader.read_into(piece.chunk, buffer)
+            fetch.shard.read_range(fetch.read, encoded)
         except CorruptStoreError as error:
             raise CorruptStoreError(f"sample {sample}: {error}") from None
-        try:
-            self._codec.decode(buffer[:size], piece.target, piece.first_row, piece.slots)
-        except CorruptStoreError as error:
-            raise CorruptStoreError(
-                f"sample {sample}: shard c.{piece.shard}.0.0 chunk {piece.chunk}: {error}"
-            ) from None
-        self._codec.give_buffer(buffer)
+        for piece, part in zip(fetch.pieces, fetch.read.parts, strict=True):
+            try:
+                chunk = encoded[part.start : part.start + part.nbytes]
+                self._codec.decode(chunk, piece.target, piece.first_row, piece.slots)
+            except CorruptStoreError as error:
+                raise CorruptStoreError(
+                    f"sample {sample}: shard c.{piece.shard}.0.0 chunk {piece.chunk}: {error}"
+                ) from None
+
+    def _scratch(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Return this thread's memory for encoded bytes; it is the same one every time."""
+        scratch: npt.NDArray[np.uint8] | None = getattr(self._threads, "scratch", None)
+        if scratch is None or scratch.size < nbytes:
+            scratch = self._threads.scratch = np.empty(nbytes, np.uint8)
+        return scratch
 
     def _shard(self, shard: int) -> ShardReader:
         with self._lock:
@@ -213,13 +279,14 @@ class PayloadReader:
     def _is_stale(reader: ShardReader) -> bool:
         try:
             return shard_version(reader.path) != reader.version
-        except FileNotFoundError:
+        except OSError:  # it is gone, or not the file that we opened: opening it will tell
             return True
 
     def _forget(self, pieces: list[Piece]) -> None:
-        with self._lock:
-            for shard in {piece.shard for piece in pieces}:
+        for shard in {piece.shard for piece in pieces}:
+            with self._lock:
                 self._open.pop(shard, None)
+            refresh_attributes(shard_path(self._root, shard))
 
 
 def _slot_numbers(slots: Sequence[int] | None, count: int) -> npt.NDArray[np.int64]:
@@ -231,16 +298,22 @@ def _slot_numbers(slots: Sequence[int] | None, count: int) -> npt.NDArray[np.int
     return numbers
 
 
-def _runs(
-    columns: npt.NDArray[np.int64], slots: npt.NDArray[np.int64]
-) -> Iterator[tuple[slice, slice | npt.NDArray[np.int64]]]:
-    """Yield columns of the result that lie side by side, and the slots of a chunk to put there.
+def _columns(
+    wanted: npt.NDArray[np.int64], chunk_slots: int
+) -> dict[int, list[tuple[slice, Slots]]]:
+    """Return, by the first slot of a chunk, where its slots go in the result, and which they are.
 
     Slots that lie side by side too are a slice: an index array would make a copy of them.
     """
-    for run in np.split(np.arange(len(columns)), np.flatnonzero(np.diff(columns) != 1) + 1):
-        first, end = int(columns[run[0]]), int(columns[run[-1]]) + 1
-        inside = slots[run]
-        together = bool((np.diff(inside) == 1).all())
-        slot = int(inside[0])
-        yield slice(first, end), slice(slot, slot + len(run)) if together else inside
+    columns: dict[int, list[tuple[slice, Slots]]] = {}
+    chunk = wanted // chunk_slots
+    cuts = np.flatnonzero(np.diff(chunk)) + 1
+    for run in np.split(np.arange(len(wanted)), cuts) if len(wanted) else ():
+        first = int(chunk[run[0]]) * chunk_slots
+        slots = wanted[run] - first
+        slot = int(slots[0])
+        together = bool((np.diff(slots) == 1).all())
+        place = slice(int(run[0]), int(run[-1]) + 1)
+        inside = slice(slot, slot + len(run)) if together else slots
+        columns.setdefault(first, []).append((place, inside))
+    return columns

@@ -65,6 +65,8 @@ class StallReport(Record):
 
     verdict: str
     """One of the doctor's list, or of that of another version."""
+    summary: str
+    """The verdict in one sentence."""
     stalled_seconds: float
     """Without progress, when it was reported; in all where it has recovered."""
     reported_age_seconds: float

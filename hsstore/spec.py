@@ -252,3 +252,6 @@ class RunRecord(Record):
     options: dict[str, Any]
     canary: CanaryRecord | None = None
     """None until the run has ended, and where an earlier version made the record."""
+    output_warnings: tuple[str, ...] = ()
+    """What the output file system cannot do, as far as the run has met it: an fsync of a directory,
+    for one. Where that is so, a power cut may cost more than what was not committed."""

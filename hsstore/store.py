@@ -16,9 +16,11 @@ from hsstore.arrays import Arrays
 from hsstore.codec import DEFAULT_CODEC, ChunkCodec, codec_metadata, parse_codec
 from hsstore.dtype import bits_dtype, native_dtype
 from hsstore.errors import CorruptStoreError, InputError, NotExtractedError, RefusedError
+from hsstore.index import SampleIndex
 from hsstore.layout import plan_layout
 from hsstore.reader import PayloadReader
 from hsstore.seal import attributes_hash
+from hsstore.spans import read_spans
 from hsstore.spec import FORMAT, FailureReason, RunRecord, StoreSpec
 
 if TYPE_CHECKING:
@@ -131,7 +133,7 @@ class Store:
             index=sample,
             sample_id=self.sample_id(sample),
             input_ids=self.input_ids(sample),
-            loss_mask=self._row_array("loss_mask", sample),
+            loss_mask=self.loss_mask(sample),
             hidden_states=states,
         )
 
@@ -149,12 +151,31 @@ class Store:
 
     @cached_property
     def layout(self) -> Layout:
-        """Where every sample lies."""
+        """Where every sample lies: planned from all lengths, which readers need not."""
         return plan_layout(self.length, self.spec.geometry)
+
+    @cached_property
+    def index(self) -> SampleIndex:
+        """Where single samples lie: what is asked for is read, at the same cost in any store."""
+        return SampleIndex(self.spec.geometry, self._arrays.read)
 
     def input_ids(self, sample: int) -> npt.NDArray[np.int32]:
         """Tokens of a sample, shape (T,)."""
         return self._row_array("input_ids", sample)
+
+    def input_ids_of(self, samples: Sequence[int]) -> dict[int, npt.NDArray[np.int32]]:
+        """Tokens of samples of one block, ascending, in one read of all rows between them."""
+        starts = [self.index.row_start[sample] for sample in samples]
+        ends = [start + self.index.length[s] for s, start in zip(samples, starts, strict=True)]
+        tokens = self._arrays.read("input_ids", slice(starts[0], ends[-1]))
+        return {
+            sample: tokens[start - starts[0] : end - starts[0]]
+            for sample, start, end in zip(samples, starts, ends, strict=True)
+        }
+
+    def loss_mask(self, sample: int) -> npt.NDArray[np.uint8]:
+        """Loss mask of a sample, shape (T,): 1 where the token itself is supervised."""
+        return self._row_array("loss_mask", sample)
 
     def sample_id(self, sample: int) -> str:
         """Return the dataset's own id of a sample."""
@@ -182,22 +203,25 @@ class Store:
         return self._arrays.missing_chunks(name)
 
     def _row_array(self, name: str, sample: int) -> npt.NDArray[Any]:
-        start = int(self.layout.row_start[sample])
-        return self._arrays.read(name, slice(start, start + int(self.length[sample])))
+        start = self.index.row_start[sample]
+        return self._arrays.read(name, slice(start, start + self.index.length[sample]))
 
     # --- completion and payload ---------------------------------------------------------------
 
     def completion(self, where: slice = slice(None)) -> Completion:
         """Read the completion arrays of some samples, fresh; the bitmap first."""
-        complete = self._arrays.read("complete", where)
-        digest = self._arrays.read("digest", where)
-        return Completion(complete, self._arrays.read("failed", where), digest)
+        complete = self._spans("complete", where)
+        digest = self._spans("digest", where)
+        return Completion(complete, self._spans("failed", where), digest)
+
+    def _spans(self, name: str, where: slice) -> npt.NDArray[Any]:
+        return read_spans(self.path, name, len(self), self.spec.layout.span_samples, where)
 
     @cached_property
     def payload(self) -> PayloadReader:
         """The reader of raw states; it does not look at the bitmap."""
         return PayloadReader(
-            self.path, self.layout, self.length, self.spec.model.dtype, codec=self.codec
+            self.path, self.index, self.index.length, self.spec.model.dtype, codec=self.codec
         )
 
     @cached_property
@@ -251,11 +275,11 @@ class Store:
         return bits_dtype(self.spec.model.dtype)
 
     def _require_complete(self, sample: int) -> None:
-        state = self.completion(slice(sample, sample + 1))
-        if state.complete[0]:
+        here = slice(sample, sample + 1)
+        if self._spans("complete", here)[0]:
             return
         name = f"sample {sample} ({self.sample_id(sample)})"
-        if code := int(state.failed[0]):
+        if code := int(self._spans("failed", here)[0]):
             raise NotExtractedError(f"{name} failed: {self.spec.failure_label(code)}")
         raise NotExtractedError(f"{name} is pending: run hsstore extract")
 
@@ -297,7 +321,7 @@ class Store:
         with self._commit_lock:
             for span in np.unique(samples // self.spec.layout.span_samples).tolist():
                 where = self.layout.span_slice(span)
-                failed = self._arrays.read("failed", where)
+                failed = self._spans("failed", where)
                 inside = samples[(samples >= where.start) & (samples < where.stop)]
                 failed[inside - where.start] = FailureReason.NONE
                 self._arrays.write("failed", where, failed)
@@ -361,7 +385,9 @@ class Store:
         records = []
         for run, attributes in self._arrays.group_attributes("runs").items():
             try:
-                records.append(RunRecord.model_validate(attributes.get("hsstore_run")))
+                record = attributes.get("hsstore_run")
+                # A newer version may say more of its run: that is no damage.
+                records.append(RunRecord.model_validate(record, extra="ignore"))
             except ValidationError as error:
                 raise CorruptStoreError(f"the record of run {run} is damaged: {error}") from None
         return sorted(records, key=lambda record: record.started)

@@ -63,29 +63,35 @@ class BlockWriter:
         self._run = run
         self._encoders = encoders
         self._shards: dict[int, ShardWriter] = {}
-        self._pending: deque[tuple[ChunkPlace, Future[Encoded]]] = deque()
+        self._pending: deque[tuple[int, ChunkPlace, Future[Encoded]]] = deque()
         self._hashing: dict[int, Future[int]] = {}
         self._digests: dict[int, int] = {}
+        self._copied_bytes = 0
 
     @property
-    def bytes_written(self) -> int:
-        """Encoded bytes appended so far."""
-        return sum(shard.bytes_written for shard in self._shards.values())
+    def new_bytes(self) -> int:
+        """Encoded bytes of what was appended so far; what was copied does not count."""
+        return sum(shard.bytes_written for shard in self._shards.values()) - self._copied_bytes
 
-    def append(self, sample: int, bits: npt.NDArray[Any]) -> None:
+    def append(self, sample: int, bits: npt.NDArray[Any], digest: int | None = None) -> None:
         """Take one sample; may block until some of its chunks are written.
 
-        `bits` is read until the next `flush`, and must not change before.
+        `bits` is read until the sample is flushed, and must not change before.
 
         Parameters
         ----------
         bits : uint16 or uint32 (length, slots, hidden)
             Raw bits; encoded where they lie.
+        digest : int, optional
+            Their `payload_digest`, if somebody has read them already.
         """
-        self._hashing[sample] = self._encoders.submit(payload_digest, bits)
+        if digest is None:
+            self._hashing[sample] = self._encoders.submit(payload_digest, bits)
+        else:
+            self._digests[sample] = digest
         for place in self._layout.chunks_of(sample, len(bits)):
             part = bits[place.rows, place.slots]
-            self._pending.append((place, self._encoders.submit(self._encode, part)))
+            self._pending.append((sample, place, self._encoders.submit(self._encode, part)))
             while len(self._pending) > LOOKAHEAD_CHUNKS:
                 self._write_next()
 
@@ -94,15 +100,16 @@ class BlockWriter:
         self.flush()  # or their chunks would be written between those of another sample
         for sample, tokens in zip(samples, length, strict=True):
             for place in self._layout.chunks_of(sample, tokens):
-                self._shard(place.shard).append(place.chunk, reader.read_encoded(sample, place))
+                encoded = reader.read_encoded(sample, place)
+                self._shard(place.shard).append(place.chunk, encoded)
+                self._copied_bytes += len(encoded)
 
-    def flush(self) -> None:
-        """Wait until everything that was taken is written; the samples' buffers are free then."""
-        while self._pending:
+    def flush(self, sample: int | None = None) -> None:
+        """Wait until a sample is written, or everything that was taken; its buffers are free then."""
+        while any(sample in {None, pending} for pending, _, _ in self._pending):
             self._write_next()
-        while self._hashing:
-            sample, digest = self._hashing.popitem()
-            self._digests[sample] = digest.result()
+        for hashed in [one for one in self._hashing if sample in {None, one}]:
+            self._digests[hashed] = self._hashing.pop(hashed).result()
 
     def seal(self) -> dict[int, int]:
         """Finish the files and make them durable, still without a name.
@@ -124,7 +131,7 @@ class BlockWriter:
 
     def discard(self) -> None:
         """Give up the block: everything taken is dropped, its partial files are removed."""
-        for _, encoding in self._pending:
+        for _, _, encoding in self._pending:
             encoding.cancel()
         for hashing in self._hashing.values():
             hashing.cancel()
@@ -138,7 +145,7 @@ class BlockWriter:
         return buffer, self._codec.encode_into(part, buffer)
 
     def _write_next(self) -> None:
-        place, encoding = self._pending.popleft()
+        _, place, encoding = self._pending.popleft()
         buffer, size = encoding.result()
         self._shard(place.shard).append(place.chunk, buffer[:size].data)
         self._codec.give_buffer(buffer)

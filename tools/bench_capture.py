@@ -30,25 +30,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import os
-import platform
-import shlex
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
-import psutil
-import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -57,6 +50,7 @@ from extraction.server_link import ServerLink
 from extraction.session import open_session
 from extraction.spool.dump import dump_bytes
 from hsstore.errors import InterruptedRunError
+from tools.bench_json import RESULTS, ROOT, about, record
 from tools.capture.clients import RUN, Clients
 from tools.capture.limit import HandOver, Memcpy
 from tools.capture.servers import (
@@ -78,7 +72,6 @@ if TYPE_CHECKING:
     Contestant: TypeAlias = Callable[[], Awaitable[float]]
     Round: TypeAlias = dict[str, float]
 
-ROOT: Final = Path(__file__).resolve().parent.parent
 SHM: Final = Path("/dev/shm")  # noqa: S108  # a private directory is made in it
 STORE: Final = "bench-store"
 """What the dumps name as their store."""
@@ -276,46 +269,6 @@ def show(name: str, summary: Mapping[str, Any]) -> None:
     print(f"  capture costs {cost:.1%} of the prefill time{verdict if has_goal else ''}")
 
 
-def machine() -> dict[str, Any]:
-    """Describe what this ran on."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "")
-    return {
-        "cpu": model or platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": psutil.virtual_memory().total,
-        "load_before": os.getloadavg()[0],
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "kernel": platform.release(),
-    }
-
-
-def commit() -> str:
-    """Name the commit, and say whether the sources differ from it."""
-    command = [
-        "git",
-        "-C",
-        str(ROOT),
-        "describe",
-        "--always",
-        "--dirty",
-        "--abbrev=12",
-        "--exclude=*",
-    ]
-    with suppress(OSError, subprocess.CalledProcessError):
-        return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
-    return "unknown"
-
-
-def write_results(path: Path, update: dict[str, Any]) -> None:
-    """Put these results beside those of other benchmarks, and of the other model."""
-    path.parent.mkdir(exist_ok=True)
-    document = json.loads(path.read_text()) if path.exists() else {}
-    document["capture"] = {**document.get("capture", {}), **update}
-    path.write_text(json.dumps(document, indent=1) + "\n")
-
-
 async def run(size: Size, models: Sequence[str], threads: int | None) -> dict[str, Any]:
     """Measure all models; SIGTERM ends every server first."""
     task = asyncio.current_task()
@@ -344,20 +297,14 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="tiny, into build/bench-quick.json")
     given = parser.parse_args()
     size = Size(given.rounds, given.stock_rounds, given.prompts, given.rows, given.hidden)
-    about = {
-        "measured": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
-        "command": shlex.join(["python", *sys.argv]),
-        "server_threads": given.threads,
-        "machine": machine(),
-    }
     models = (given.only,) if given.only else ("smollm2", "wide")
     try:
         found = asyncio.run(run(QUICK if given.quick else size, models, given.threads))
     except asyncio.CancelledError:
         return InterruptedRunError.exit_code
-    path = ROOT / "build" / ("bench-quick.json" if given.quick else "bench.json")
-    write_results(path, {name: {**about, **summary} for name, summary in found.items()})
+    told = {"about": about(), "server_threads": given.threads}
+    figures = {name: {**told, **summary} for name, summary in found.items()}
+    record("capture", figures, RESULTS.with_name("bench-quick.json") if given.quick else RESULTS)
     return 0
 
 

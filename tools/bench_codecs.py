@@ -16,7 +16,6 @@ first touch of a page costs more than encoding it.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -28,11 +27,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 from hsstore.codec import CODEC_NAMES, ChunkCodec, codec_metadata
 from hsstore.codec.compressor import LibBlosc, Uncompressed
 from hsstore.codec.metadata import fast_settings
 from hsstore.dtype import exponent_bits, nan_bits
 from hsstore.store import Store
+from tools.bench_json import record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,7 +50,6 @@ KEEP_MEMORY = {
     "MALLOC_ARENA_MAX": "1",
     "NUMPY_MADVISE_HUGEPAGE": "0",
 }
-RESULTS = Path("build/bench.json")
 
 
 @dataclass(frozen=True)
@@ -199,13 +200,6 @@ def show(table: dict[str, dict[str, float]], bound: dict[str, float], threads: i
         print(f"{name:<9} ratio {row['ratio']:.3f} of {row['bound']:.3f}  {speeds}")
 
 
-def write_results(update: dict[str, Any]) -> None:
-    """Put these results beside those of other benchmarks."""
-    RESULTS.parent.mkdir(exist_ok=True)
-    document = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    RESULTS.write_text(json.dumps({**document, **update}, indent=1) + "\n")
-
-
 def main() -> None:
     """Run the benchmark."""
     if any(name not in os.environ for name in KEEP_MEMORY):
@@ -227,7 +221,8 @@ def main() -> None:
     raw = sum(part.nbytes for part in parts)
     print(f"{raw / 1e6:.0f} MB of {store.spec.model.id}, {len(parts)} chunks")
     show(table, bound, threads)
-    write_results({"codec": table, "codec_bounds": bound})
+    record("codec", table)
+    record("codec_bounds", bound)
 
 
 if __name__ == "__main__":

@@ -1,253 +1,183 @@
 """Benchmark: dumps in shared memory to durable files on one disk, in alternating runs.
 
-Compares what `hsstore extract` does with a finished dump (check, encode, append, commit, all
-fsyncs) with
+    python tools/bench_ingest.py
+    python tools/bench_ingest.py --quick      # a smoke run, into build/bench-quick.json
 
-* one .pt per sample, torch.save and fsync: what people do today,
-* the limit: the same chunks through the same codec on all cores into one file, one fsync,
-  unchecked.
+* hsstore: the pipeline of `hsstore extract` from finished dumps on, with all its guarantees: check,
+  digest, encode, append, commit, every fsync. Only the server is missing: dumps are there at once.
+* limit: the same chunks through the same codec on all cores into one file, one fsync; nothing is
+  checked.
+* torch_save: one .pt a sample, each fsynced: what people do today.
+* ckpt: one .ckpt a sample as SpecForge writes them, with its keys and folders, each fsynced.
+* safetensors: one file a sample, each fsynced.
+* zarr_python: zarr-python writes whole shards of the same array with the same codec, then all files
+  are fsynced.
 
 States are synthetic bfloat16 with per-channel scales and exponents like those of a real model
-(ratio about 1.4). Figures are medians; only the ratios mean something on a shared machine.
+(ratio about 1.4). Speeds are GB/s of raw states, as medians; ratios are taken within a round, and only
+they mean something on a shared machine. The allocator keeps what it has, for all alike: on a virtual
+machine the first touch of a page can cost more than encoding it.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import json
+import ctypes
 import os
+import re
 import shutil
+import signal
 import statistics
+import sys
 import tempfile
-import time
+import threading
 import uuid
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from extraction.block_sink import BlockSink, OpenBlock
-from extraction.check import find_fault
-from extraction.handshake import model_of, norm_weight_of
-from extraction.spool import ClientInfo, Norm, RequestId, ServerInfo, SpoolClient, SpoolServer
-from hsstore.claims import Claims
-from hsstore.codec import ChunkCodec
-from hsstore.create import create_store, layout_for
-from hsstore.dataset import TokenizedDataset, TokenizedSample
-from hsstore.files import fsync_directory
+from tools.bench_json import RESULTS, ROOT, record
+from tools.ingest.contestants import CONTESTANTS
+from tools.ingest.dumps import write_dumps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator, Sequence
 
-    import numpy.typing as npt
-
-    from extraction.spool import Dump
-    from hsstore.store import Store
+    from tools.ingest.dumps import Dumps
 
 SHM = Path("/dev/shm")  # noqa: S108  # a private directory is made in it
-RUN = "bench"
-DUMPS_FOR = "bench-store"
-"""What the dumps name as their store."""
-
-
-@dataclass(frozen=True)
-class Input:
-    """The dumps, and what they were made from."""
-
-    spool: SpoolClient
-    rids: list[RequestId]
-    dataset: TokenizedDataset
-    info: ServerInfo
-    nbytes: int
-
-
-def server_info(instance: str, hidden: int) -> ServerInfo:
-    """Describe the server whose dumps these could be: three layers and the final state."""
-    weight = np.ones(hidden, dtype="<f4").tobytes()
-    return ServerInfo(
-        instance=instance,
-        capture_hash="0" * 64,
-        model="synthetic",
-        num_layers=61,
-        hidden=hidden,
-        layers=(1, 29, 57),
-        final="post-norm",
-        dtype="bfloat16",
-        norm=Norm("rmsnorm", 1e-6, weight),
-        engine="bench",
-        engine_version="0",
-        plugin_version="0",
-        pid=os.getpid(),
-        host="localhost",
-        url="http://127.0.0.1:1",
-    )
-
-
-def synthetic_bits(rng: np.random.Generator, rows: int, hidden: int) -> npt.NDArray[np.uint16]:
-    """Make states (rows, 4, hidden): normal, scaled per slot and channel; raw bfloat16 bits."""
-    scale = rng.lognormal(0.0, 0.5, (1, 4, hidden)).astype(np.float32)
-    values = rng.standard_normal((rows, 4, hidden), dtype=np.float32) * scale
-    return (values.view(np.uint32) >> 16).astype(np.uint16)
-
-
-def write_dumps(directory: Path, samples: int, rows: int, hidden: int) -> Input:
-    """Let a spool server write one dump a sample."""
-    rng = np.random.default_rng(0)
-    server = SpoolServer(directory)
-    info = server_info(server.instance, hidden)
-    server.announce(info)
-    spool = SpoolClient(directory, ClientInfo(RUN, DUMPS_FOR))
-    tokenized, rids = [], []
-    for sample in range(samples):
-        length = int(rng.integers(rows // 2, rows * 3 // 2))
-        tokens = rng.integers(0, 1000, length).astype(np.int32)
-        rid = RequestId(RUN, sample, 1, length)
-        server.put(str(rid), 0, synthetic_bits(rng, length, hidden), tokens)
-        server.seal(str(rid))
-        tokenized.append(TokenizedSample(f"s{sample}", tokens, np.ones(length, np.uint8)))
-        rids.append(rid)
-    dataset = TokenizedDataset.from_samples(tokenized)
-    return Input(spool, rids, dataset, info, dataset.tokens * 4 * hidden * 2)
-
-
-def run_hsstore(given: Input, directory: Path) -> int:
-    """Commit all dumps to a store that was planned before the clock started."""
-    store = create_store(
-        directory / "store.zarr",
-        given.dataset,
-        model_of(given.info),
-        norm_weight=norm_weight_of(given.info),
-    )
-    with Claims(store, RUN) as claims:
-        claims.take(range(store.layout.spans))
-        started = time.perf_counter_ns()
-        asyncio.run(fill(store, claims, given))
-        return time.perf_counter_ns() - started
-
-
-async def fill(store: Store, claims: Claims, given: Input) -> None:
-    """Check, append and commit block by block, as the pipeline does."""
-    sink = BlockSink(store, claims, RUN, os.cpu_count() or 1)
-    for index in range(store.layout.blocks):
-        block = store.layout.block(index)
-        tokens = {sample: store.input_ids(sample) for sample in block.samples}
-        open_block = OpenBlock(block, tokens, set())
-        await asyncio.gather(*(take(sink, store, open_block, given, s) for s in block.samples))
-        await sink.commit(open_block)
-    sink.close()
-
-
-async def take(
-    sink: BlockSink, store: Store, open_block: OpenBlock, given: Input, sample: int
-) -> None:
-    """Take one dump into its block."""
-    dump = given.spool.open_dump(given.rids[sample])
-    await asyncio.to_thread(check, store, open_block.tokens[sample], dump)
-    await sink.append(open_block, sample, dump)
-
-
-def check(store: Store, tokens: npt.NDArray[np.int32], dump: Dump) -> None:
-    """Make the checks that precede a commit."""
-    fault = find_fault(dump, tokens, DUMPS_FOR, store.spec.model)
-    if fault is not None:
-        raise RuntimeError(fault.message)
-
-
-def run_torch_save(given: Input, directory: Path) -> int:
-    """Write one .pt a sample, and make each durable."""
-    started = time.perf_counter_ns()
-    for sample, rid in enumerate(given.rids):
-        with given.spool.open_dump(rid) as dump:
-            save_one(directory / f"{sample}.pt", dump)
-    fsync_directory(directory)
-    return time.perf_counter_ns() - started
-
-
-def save_one(path: Path, dump: Dump) -> None:
-    """Save what a training sample needs, as SpecForge's files hold it."""
-    states = torch.frombuffer(bytearray(dump.hidden), dtype=torch.bfloat16)
-    states = states.view(dump.layout.shape)
-    record = {
-        "input_ids": torch.tensor(dump.input_ids),
-        "aux_hidden_state": states[:, :-1].flatten(1)[None],
-        "hidden_state": states[:, -1][None],
-    }
-    with path.open("wb") as file:
-        torch.save(record, file)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def run_limit(given: Input, directory: Path) -> int:
-    """Encode the same chunks on all cores into one file, and fsync once."""
-    layout = layout_for(given.dataset.length, model_of(given.info))
-    codec = ChunkCodec(layout.geometry.chunk_shape, "bfloat16")
-    started = time.perf_counter_ns()
-    with ThreadPoolExecutor(os.cpu_count()) as pool, (directory / "limit").open("wb") as file:
-        for sample, rid in enumerate(given.rids):
-            dump = given.spool.open_dump(rid)
-            hidden = dump.hidden
-            places = layout.chunks_of(sample, len(hidden))
-            parts = [hidden[p.rows, p.slots] for p in places]
-            for encoded in pool.map(codec.encode, parts):
-                file.write(encoded)
-            del hidden, parts
-            dump.close()
-        file.flush()
-        os.fsync(file.fileno())
-    return time.perf_counter_ns() - started
-
-
-CONTESTANTS: dict[str, Callable[[Input, Path], int]] = {
-    "hsstore": run_hsstore,
-    "torch_save": run_torch_save,
-    "limit": run_limit,
+KEEP_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": "8589934592",
+    "MALLOC_TRIM_THRESHOLD_": "8589934592",
+    "MALLOC_ARENA_MAX": "1",
+    "NUMPY_MADVISE_HUGEPAGE": "0",
 }
+GOALS = {"limit": 0.95, "torch_save": 1.5, "ckpt": 1.0, "safetensors": 1.0, "zarr_python": 2.5}
+"""What hsstore's speed relative to each is to be."""
 
 
-def measure(given: Input, target: Path, rounds: int) -> dict[str, list[float]]:
-    """Return GB/s (raw bytes) of every contestant in every round."""
-    speeds: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
+class Peak:
+    """How far the anonymous memory of this process grows."""
+
+    def __init__(self) -> None:
+        self._before_kb = self._most_kb = _anonymous_kb()
+
+    @property
+    def megabytes(self) -> float:
+        """Growth at the worst moment that was seen, in MB of 1e6 bytes."""
+        return (self._most_kb - self._before_kb) * 1024 / 1e6
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Look again and again."""
+        ended = threading.Event()
+        watcher = threading.Thread(target=self._look, args=(ended,))
+        watcher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            watcher.join()
+
+    def _look(self, ended: threading.Event) -> None:
+        while not ended.wait(0.002):
+            self._most_kb = max(self._most_kb, _anonymous_kb())
+
+
+def _anonymous_kb() -> int:
+    found = re.search(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text())
+    return int(found[1]) if found else 0
+
+
+def run_once(name: str, given: Dumps, target: Path) -> float:
+    """Let one contestant write everything into a directory of its own; return GB/s."""
+    directory = target / uuid.uuid4().hex
+    directory.mkdir(parents=True)
+    try:
+        nanoseconds = CONTESTANTS[name](given, directory)
+    finally:
+        shutil.rmtree(directory)
+        os.sync()
+    return given.nbytes / nanoseconds
+
+
+def peak_megabytes(given: Dumps, target: Path) -> float:
+    """Return how much memory hsstore takes; what the allocator has kept is given back first."""
+    ctypes.CDLL(None).malloc_trim(0)
+    peak = Peak()
+    with peak.watch():
+        run_once("hsstore", given, target)
+    return peak.megabytes
+
+
+def take_turns(
+    given: Dumps, target: Path, names: Sequence[str], rounds: int
+) -> list[dict[str, float]]:
+    """Return GB/s of everyone in every round. The first warms up; every other one runs backwards."""
+    results = []
     for number in range(rounds + 1):
-        for name, contestant in CONTESTANTS.items():
-            directory = target / uuid.uuid4().hex
-            directory.mkdir(parents=True)
-            nanoseconds = contestant(given, directory)
-            shutil.rmtree(directory)
-            os.sync()
-            if number:  # the first round warms up
-                speeds[name].append(given.nbytes / nanoseconds)
-    return speeds
+        order = names if number % 2 == 0 else names[::-1]
+        speeds = {name: run_once(name, given, target) for name in order}
+        print("  ".join(f"{name} {speeds[name]:.3f}" for name in names), flush=True)
+        results.append(speeds)
+    return results[1:]
+
+
+def summary(results: Sequence[dict[str, float]], peak_mb: float) -> dict[str, object]:
+    """Return what goes into the JSON: ratios, how far they spread, and speeds."""
+    ratios = {
+        name: [speeds["hsstore"] / speeds[name] for speeds in results]
+        for name in results[0]
+        if name != "hsstore"
+    }
+    speeds = {name: statistics.median(speeds[name] for speeds in results) for name in results[0]}
+    return {
+        **{f"vs_{name}": statistics.median(values) for name, values in ratios.items()},
+        "peak_mb": peak_mb,
+        "rounds": len(results),
+        "gb_per_second": speeds,
+        "spread": {f"vs_{name}": [min(values), max(values)] for name, values in ratios.items()},
+    }
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print speeds, and hsstore's ratio to each beside its goal."""
+    for name, speed in found["gb_per_second"].items():
+        line = f"{name:<12} {speed:6.3f} GB/s"
+        if name != "hsstore":
+            low, high = found["spread"][f"vs_{name}"]
+            line += f"  hsstore {found[f'vs_{name}']:.2f} of it ({low:.2f} to {high:.2f})"
+            line += f", goal {GOALS[name]:.2f}"
+        print(line)
+    print(f"hsstore's memory grew by up to {found['peak_mb']:.0f} MB")
 
 
 def main() -> None:
     """Run the benchmark, print a table, write build/bench.json."""
+    if any(name not in os.environ for name in KEEP_MEMORY):
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **KEEP_MEMORY})  # noqa: S606
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--samples", type=int, default=12)
-    parser.add_argument("--rows", type=int, default=512, help="mean tokens a sample")
+    parser.add_argument("--samples", type=int, default=10)
+    parser.add_argument("--rows", type=int, default=1024, help="mean tokens a sample")
     parser.add_argument("--hidden", type=int, default=7168)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--target", type=Path, default=Path("build/bench"), help="on the disk")
-    arguments = parser.parse_args()
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--target", type=Path, default=ROOT / "build/bench", help="on the disk")
+    parser.add_argument("--only", nargs="*", default=list(CONTESTANTS), choices=CONTESTANTS)
+    parser.add_argument("--quick", action="store_true", help="small, into build/bench-quick.json")
+    given = parser.parse_args()
+    if given.quick:
+        given.samples, given.rows, given.rounds = 4, 256, 1
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the dumps are removed first
     with tempfile.TemporaryDirectory(dir=SHM, prefix="hsstore-bench-") as name:
-        spool = Path(name) / "spool"
-        given = write_dumps(spool, arguments.samples, arguments.rows, arguments.hidden)
-        speeds = measure(given, arguments.target, arguments.rounds)
-    medians = {name: statistics.median(values) for name, values in speeds.items()}
-    print(f"{given.nbytes / 1e9:.2f} GB raw in {len(given.rids)} dumps, {arguments.rounds} rounds")
-    for name, values in speeds.items():
-        print(f"{name:<12} {medians[name]:6.3f} GB/s  (of {min(values):.3f} to {max(values):.3f})")
-    ingest = {
-        "vs_torch_save": medians["hsstore"] / medians["torch_save"],
-        "vs_limit": medians["hsstore"] / medians["limit"],
-    }
-    print("  ".join(f"{name} {value:.2f}" for name, value in ingest.items()))
-    Path("build").mkdir(exist_ok=True)
-    Path("build/bench.json").write_text(json.dumps({"ingest": ingest}, indent=1) + "\n")
+        dumps = write_dumps(Path(name) / "spool", given.samples, given.rows, given.hidden)
+        print(f"{dumps.nbytes / 1e9:.2f} GB raw in {len(dumps.rids)} dumps; GB/s:", flush=True)
+        peak_mb = peak_megabytes(dumps, given.target)
+        results = take_turns(dumps, given.target, given.only, given.rounds)
+    found = summary(results, peak_mb)
+    show(found)
+    record("ingest", found, RESULTS.with_name("bench-quick.json") if given.quick else RESULTS)
 
 
 if __name__ == "__main__":

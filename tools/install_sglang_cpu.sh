@@ -23,5 +23,6 @@ pip install triton==3.7.1 transformers==5.19.0 tokenizers==0.23.2 numpy fastapi 
   pillow prometheus-client partial_json_parser python-multipart einops sentencepiece==0.2.1 \
   compressed-tensors==0.18.0 interegular openai==2.8.0 openai-harmony==0.0.4 ipython dill \
   apache-tvm-ffi==0.1.11 gguf jsonschema xgrammar==0.2.7 soundfile==0.13.1
+pip install --no-deps sglang-router==0.3.2
 pip install --no-deps --editable tests/sglang/platform
 pip install --no-deps --editable .

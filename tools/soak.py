@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from hsstore.store import Store
 from hsstore.verify import verify_store
-from tests.extraction.fake_server import Fault, fake_states
+from tests.extraction.fake_model import Fault, fake_states
 from tests.extraction.processes import SMALL_STORE, Extraction, left_claims
 from tests.extraction.tiny import write_data
 from tests.faults import lab
@@ -45,8 +45,17 @@ CALM_SECONDS = (0.5, 3.0)
 """Between two faults."""
 LAST_WORDS_SECONDS = 10.0
 """What a killed run's helpers may take to end."""
+STORE_SECONDS = 150.0
+"""Of faults for one store: then comes the next, on the other file system."""
 LAST_SECONDS = 120.0
 """For the last run of a store, without faults."""
+DISK_FAULTS = [
+    *((name, "") for name in ("hang", "hang-writes", "EIO", "ENOSPC", "EDQUOT", "EROFS", "ESTALE")),
+    ("EIO", "fsync"),
+    ("ENOTSUP", "fsyncdir"),
+    ("slow", "0.05"),
+]
+"""Of the file system in user space: see `tests.faults.faulty_fuse`."""
 BY_SAMPLE = [
     Fault.WRONG_TOKENS,
     Fault.NAN_ROW,
@@ -165,8 +174,7 @@ class Soak:
         if self.disk is not None:
             common += [("disk frozen for a while", self._freeze), ("disk full", self._use_up)]
         if self.fuse is not None:
-            faults = ("hang", "hang-writes", "EIO", "ENOSPC", "EROFS")
-            common += [(f"disk: {one}", self._fault(one)) for one in faults]
+            common += [(f"disk: {' '.join(one).strip()}", self._fault(*one)) for one in DISK_FAULTS]
         return common
 
     def _while(self) -> None:
@@ -202,10 +210,10 @@ class Soak:
             self._while()
             filler.unlink()
 
-    def _fault(self, name: str) -> Callable[[], None]:
+    def _fault(self, name: str, text: str) -> Callable[[], None]:
         def strike() -> None:
             if self.fuse is not None:
-                with self.fuse.set(name):
+                with self.fuse.set(name, text):
                     self._while()
 
         return strike
@@ -272,7 +280,8 @@ def main() -> int:
     number = 0
     while time.monotonic() < until:
         with lab.room("hsstore-soak-") as room, ExitStack() as stack:
-            soak_one(room, stack, number, until, chance, figures)
+            end = min(until, time.monotonic() + STORE_SECONDS)
+            soak_one(room, stack, number, end, chance, figures)
         number += 1
     time.sleep(LAST_WORDS_SECONDS)
     left = [" ".join(one.cmdline()) for one in psutil.process_iter() if _is_ours(one)]

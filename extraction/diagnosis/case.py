@@ -104,6 +104,9 @@ class Case:
         """How the last run ended, if it said so."""
         if self.status is not None and self.status.exit_code is not None:
             return self.status.message
+        copy = self.evidence.copy
+        if copy is not None and copy.exit_code is not None:
+            return copy.message
         return self.output.last_result if self.output else ""
 
     @property

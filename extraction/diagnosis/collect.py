@@ -56,7 +56,7 @@ def collect_local(
     spool: Path | None = None,
     *,
     sample_seconds: float = SAMPLE_SECONDS,
-    stacks: bool = True,
+    stacks_after_seconds: float = 0.0,
 ) -> Evidence:
     """Look at a run from its own machine: its page, its worker, its spool; not at its disk.
 
@@ -68,12 +68,13 @@ def collect_local(
         The spool; None: the one that the page names.
     sample_seconds
         How long to look at what should move.
-    stacks
-        Ask the worker for its Python stacks.
+    stacks_after_seconds
+        Ask the worker for its Python stacks when something has stood still for so long.
     """
     status, problem = _read(page)
     where = str(spool or (status.spool if status else ""))
     beat = _heartbeat(where)
+    stacks = status is None or _still_seconds(status) >= stacks_after_seconds
     worker = look_at_worker(status, page, sample_seconds=sample_seconds, stacks=stacks)
     now, _ = _read(page)  # again: what is written all the time must have moved
     found = now or status
@@ -125,6 +126,15 @@ def status_evidence(status: RunStatus, *, held: bool) -> StatusEvidence:
     )
 
 
+def _still_seconds(status: RunStatus) -> float:
+    """Return for how long nothing has moved, or the oldest operation on the disk has not ended."""
+    seen = status_evidence(status, held=True)
+    operations = [
+        one.oldest_age_seconds or 0.0 for one in seen.stages if one.name.startswith("disk:")
+    ]
+    return max([seen.progress_age_seconds, *operations])
+
+
 def look_at_worker(
     status: RunStatus | None, page: Path, *, sample_seconds: float, stacks: bool
 ) -> ProcessEvidence | None:
@@ -132,7 +142,7 @@ def look_at_worker(
     if status is None or not status.worker_pid or _is_foreign(status.pid_namespace):
         return None
     pid = status.worker_pid
-    if status.boot_id and status.boot_id != _boot_id():
+    if status.boot_id and status.boot_id != boot_id():
         return ProcessEvidence(pid, "worker", alive=False)
     path = str(stacks_path(page))
     ours = _is_worker(pid, status.supervisor_pid, path)
@@ -287,7 +297,8 @@ def pid_namespace() -> str:
     return os.readlink("/proc/self/ns/pid")  # noqa: PTH115  # no path
 
 
-def _boot_id() -> str:
+def boot_id() -> str:
+    """Return what identifies this start of the machine."""
     descriptor = os.open(_BOOT, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(descriptor, 100).decode().strip()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from extraction.diagnosis.elsewhere import unseen_host
+from extraction.diagnosis.finding import span
 from extraction.diagnosis.stacks import is_idle, shorten
 from extraction.diagnosis.waits import is_disk_wait
 from hsstore.report import KillCost
@@ -14,7 +16,9 @@ if TYPE_CHECKING:
 
     from extraction.diagnosis.case import Case
     from extraction.diagnosis.evidence import (
+        CopyEvidence,
         Evidence,
+        GpuEvidence,
         OutputEvidence,
         ProcessEvidence,
         ServerEvidence,
@@ -34,6 +38,8 @@ def describe(evidence: Evidence) -> Iterator[str]:
     """Yield what was seen, and what could not be seen: process, progress, spool, server, disk."""
     if evidence.worker is not None:
         yield from _process(evidence.worker)
+    if evidence.copy is not None:
+        yield from _copy(evidence.copy)
     if evidence.status is not None:
         yield from _status(evidence.status)
     if evidence.spool is not None:
@@ -55,7 +61,8 @@ def kill_cost(case: Case) -> KillCost:
     again = tuple(sorted(({*(status.at_risk if status else ())} | {*partial}) - {*kept}))
     in_flight = case.in_flight
     if not case.client_alive:
-        text = "nothing runs; no committed sample is lost"
+        text = "no committed sample is lost"
+        text = text if unseen_host(case) else f"nothing runs; {text}"
     else:
         text = "nothing committed is lost"
         text += f"; asked for again: samples {numbers(again)}" if again else ""
@@ -119,12 +126,29 @@ def _stacks(process: ProcessEvidence) -> Iterator[str]:
         yield f"{idle} threads of the {process.role}'s pools are idle"
 
 
+def _copy(copy: CopyEvidence) -> Iterator[str]:
+    where = f"on {copy.host}, not here" if copy.elsewhere else f"on this host, {copy.host}"
+    yield (
+        f"run {copy.run} (pid {copy.pid} {where}): by its copy beside the store, written "
+        f"{span(copy.age_seconds)} ago by this host's clock"
+    )
+    if copy.exit_code is not None:
+        yield f"run {copy.run} ended with {copy.exit_code}: {copy.message}"
+    stall = copy.stall
+    if stall is not None and copy.exit_code is None:
+        state = "it lasts" if stall.lasts else "it is over"
+        yield (
+            f"its watchdog reported a stall {span(stall.reported_age_seconds)} ago ({state}): "
+            f"{stall.verdict}: {stall.summary}"
+        )
+        if stall.lasts:
+            yield from (f"{copy.host}: {line}" for line in stall.lines)
+
+
 def _status(status: StatusEvidence) -> Iterator[str]:
     held = "its supervisor lives" if status.held else "its supervisor is dead"
-    yield (
-        f"run {status.run}: {status.phase}; {held}; page written "
-        f"{status.updated_age_seconds:.1f} s ago"
-    )
+    seen = f"{held}; page written {status.updated_age_seconds:.1f} s ago"
+    yield f"run {status.run}: {status.phase}; {'by that copy' if status.copied else seen}"
     yield (
         f"last progress {status.progress_age_seconds:.1f} s ago: {status.done:,} of "
         f"{status.samples:,} samples done, {status.in_flight} in flight"
@@ -133,7 +157,9 @@ def _status(status: StatusEvidence) -> Iterator[str]:
         if stage.items:
             age = stage.oldest_age_seconds
             oldest = f", the oldest for {age:.1f} s" if age is not None else ""
-            yield f"stage {stage.name}: {stage.items} items{oldest} {stage.detail}".rstrip()
+            items = "1 item" if stage.items == 1 else f"{stage.items} items"
+            which = f": {stage.detail}" if stage.detail else ""
+            yield f"stage {stage.name}: {items}{oldest}{which}"
     if status.message:
         yield f"it says: {status.message}"
     for error in status.last_errors:
@@ -185,13 +211,17 @@ def _server(server: ServerEvidence) -> Iterator[str]:
         yield f"server log: {server.log_unreadable}"
     for line in server.log_tail:
         yield f"server log: {line}"
-    for gpu in server.gpus:
-        yield (
-            f"GPU {gpu.name}: {gpu.busy_percent} % busy, {gpu.memory_used_bytes / 1e9:.1f} of "
-            f"{gpu.memory_bytes / 1e9:.1f} GB used"
-        )
+    yield from map(_gpu, server.gpus)
     if server.gpus_unreadable:
         yield f"GPUs: {server.gpus_unreadable}"
+
+
+def _gpu(gpu: GpuEvidence) -> str:
+    busy = "load not told" if gpu.busy_percent is None else f"{gpu.busy_percent} % busy"
+    if gpu.memory_used_bytes is None or gpu.memory_bytes is None:
+        return f"GPU {gpu.name}: {busy}, memory not told"
+    used, total = gpu.memory_used_bytes / 1e9, gpu.memory_bytes / 1e9
+    return f"GPU {gpu.name}: {busy}, {used:.1f} of {total:.1f} GB used"
 
 
 def _output(output: OutputEvidence) -> Iterator[str]:

@@ -123,6 +123,8 @@ class StatusEvidence:
     spool: str = ""
     store_real: str = ""
     """The store's path without symbolic links; empty where the run did not say it."""
+    copied: bool = False
+    """Not from its page but from its copy beside the store: no stages then, they pass too fast."""
 
     def stage(self, name: str) -> StageEvidence | None:
         """Return a stage by its name."""
@@ -189,9 +191,10 @@ class GpuEvidence:
     """One GPU of this machine."""
 
     name: str
-    busy_percent: int
-    memory_used_bytes: int
-    memory_bytes: int
+    busy_percent: int | None
+    """None where the driver does not tell it: of a GPU that is cut into parts (MIG), for one."""
+    memory_used_bytes: int | None
+    memory_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +248,38 @@ class OutputEvidence:
     """Since anything was written into the store's states or bits; None where that is unknown."""
     claims: tuple[str, ...] = ()
     """Who holds spans: run, process and host."""
+    claimed_elsewhere: str = ""
+    """A host whose run holds spans, and whose life cannot be told from here."""
+
+
+@dataclass(frozen=True, slots=True)
+class StallEvidence:
+    """The last stall report of a run's own watchdog."""
+
+    verdict: str
+    """One of the doctor's list, or of that of another version."""
+    summary: str
+    lines: tuple[str, ...]
+    advice: str
+    reported_age_seconds: float
+    lasts: bool
+    """Nothing has moved since."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyEvidence:
+    """What a run has left beside its store: of another host, of a hidden page, or of an ended run."""
+
+    run: str
+    host: str
+    pid: int
+    elsewhere: bool
+    """On another host or in another container: its process and shared memory are not to be seen."""
+    age_seconds: float
+    """Since it was written, by this host's clock."""
+    exit_code: int | None = None
+    message: str = ""
+    stall: StallEvidence | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,5 +291,6 @@ class Evidence:
     spool: SpoolEvidence | None = None
     server: ServerEvidence | None = None
     output: OutputEvidence | None = None
+    copy: CopyEvidence | None = None
     notes: tuple[str, ...] = field(default=())
     """What else is worth saying, such as what could not be found."""

@@ -10,6 +10,7 @@ import os
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from extraction.diagnosis.child import Child
 from extraction.diagnosis.collect import (
@@ -20,6 +21,7 @@ from extraction.diagnosis.collect import (
     look_at_spool,
 )
 from extraction.diagnosis.evidence import (
+    NOT_ASKED,
     Evidence,
     GpuEvidence,
     OutputEvidence,
@@ -28,6 +30,7 @@ from extraction.diagnosis.evidence import (
     SpoolEvidence,
 )
 from extraction.diagnosis.find import find_pages
+from extraction.diagnosis.last_seen import Copied, parse_copies
 from extraction.diagnosis.probe import (
     ask_for_health,
     look_at_gpus,
@@ -35,7 +38,7 @@ from extraction.diagnosis.probe import (
     read_log_tail,
     try_to_write,
 )
-from extraction.diagnosis.processes import look_at_process
+from extraction.diagnosis.processes import look_at_process, parent_of
 from hsstore.errors import InputError
 
 if TYPE_CHECKING:
@@ -45,6 +48,9 @@ if TYPE_CHECKING:
     from extraction.diagnosis.find import FoundPage, Pages
 
 DEADLINE_SECONDS = 5.0
+STACKS_AFTER_SECONDS = 5.0
+"""A worker that gets on is not asked for its stacks: it writes them from a signal handler, without the
+interpreter's lock, which can crash one whose threads are all computing (seen once, at ten a second)."""
 
 
 def collect_all(
@@ -74,20 +80,35 @@ def collect_all(
     reading = Child(lambda tell: look_at_output(path, aliases, tell))
     began = time.monotonic()
     gpus = Child(look_at_gpus)
-    local = Evidence() if page is None else collect_local(page.path, sample_seconds=sample_seconds)
+    local = Evidence() if page is None else _collect(page.path, sample_seconds)
     real = local.status.store_real if local.status else ""
     output = _read_output(path, real, reading.wait(began + deadline_seconds), deadline_seconds)
     if page is None and output.same:
         page = pages.of(output.same[0])
-        local = collect_local(page.path, sample_seconds=sample_seconds) if page else local
-    if page is None and output.evidence.exists is False:
-        raise InputError(f"{path} does not exist, and no run is making it")
+        local = _collect(page.path, sample_seconds) if page else local
+    if page is None:
+        _refuse_what_is_no_store(output)
     evidence = _fill_in(local, output, pages, page)
     return replace(
         evidence,
         output=_try_to_write(output.evidence, deadline_seconds),
-        server=_server(evidence, output.server, gpus, deadline_seconds),
+        server=_server(
+            evidence,
+            output.server,
+            gpus,
+            deadline_seconds,
+            elsewhere=page is None and _is_elsewhere(evidence, output),
+        ),
     )
+
+
+def _refuse_what_is_no_store(output: _Output) -> None:
+    """Refuse a wrong path; of a damaged store what lies beside it is left."""
+    path = output.evidence.path
+    if output.evidence.exists is False:
+        raise InputError(f"{path} does not exist, and no run is making it")
+    if not (output.is_store or output.claims or output.copies):
+        raise InputError(f"{path} is no store of ours: it has no zarr.json, and no run is known")
 
 
 class _Output:
@@ -96,13 +117,17 @@ class _Output:
     def __init__(self, evidence: OutputEvidence, found: dict[str, Any]) -> None:
         self.evidence = evidence
         self.same: list[str] = found.get("same") or []
+        self.is_store = bool(found.get("is_store", True))
+        self.host = str(found.get("host") or "")
         self.spool = str(found.get("spool") or "")
         self.server = str(found.get("server") or "")
         self.claims: list[dict[str, Any]] = found.get("claims") or []
+        self.copies = parse_copies(found.get("copies") or [])
 
 
 def _read_output(path: str, real: str, answer: Answer, deadline_seconds: float) -> _Output:
     found: dict[str, Any] = answer.result or {}
+    claims = found.get("claims") or []
     mount = find_mount(real or path)
     names = ("free_bytes", "total_bytes", "free_inodes", "read_only", "exists", "unreadable_plan")
     counts = ("capture_hash", "samples", "complete", "failed", "last_result")
@@ -115,7 +140,8 @@ def _read_output(path: str, real: str, answer: Answer, deadline_seconds: float) 
         last_step=answer.last_step,
         error=answer.error,
         newest_write_age_seconds=found.get("newest_write_age_seconds"),
-        claims=tuple(map(_describe_claim, found.get("claims") or ())),
+        claims=tuple(map(_describe_claim, claims)),
+        claimed_elsewhere=next((one["host"] for one in claims if not one["local"]), ""),
         **known,
     )
     if mount is not None and mount.read_only and "read_only" not in found:
@@ -140,24 +166,62 @@ def _try_to_write(output: OutputEvidence, deadline_seconds: float) -> OutputEvid
     )
 
 
+def _collect(page: Path, sample_seconds: float) -> Evidence:
+    return collect_local(
+        page, sample_seconds=sample_seconds, stacks_after_seconds=STACKS_AFTER_SECONDS
+    )
+
+
 def _fill_in(local: Evidence, output: _Output, pages: Pages, page: FoundPage | None) -> Evidence:
     """Add what the store itself tells of its runs, where no page does."""
+    copies = output.copies if page is None else [one for one in output.copies if one.elsewhere]
     notes = list(local.notes)
     if page is None:
-        notes.append("no status page names this store: no run of ours, or it ended")
+        notes.append("no run on this machine says that it works on this store")
         notes += [f"pages in {hidden} are another user's" for hidden in pages.hidden]
-        local = replace(local, worker=_claimed_worker(output.claims))
-        if output.spool:
-            local = replace(local, spool=look_at_spool(output.spool))
+        local = _without_a_page(local, output, copies)
+    shown = local.copy.run if local.copy else ""
+    notes += [one.describe() for one in copies if one.lives and one.status.run != shown]
     return replace(local, notes=tuple(notes))
 
 
-def _claimed_worker(claims: list[dict[str, Any]]) -> ProcessEvidence | None:
-    """Find the process that holds a claim's lock on this machine."""
-    for claim in claims:
-        if claim["local"] and claim["held"]:
-            return look_at_process(claim["pid"], "worker", sample_seconds=SAMPLE_SECONDS)
-    return None
+def _without_a_page(local: Evidence, output: _Output, copies: list[Copied]) -> Evidence:
+    claim = next((one for one in output.claims if one["local"] and one["held"]), None)
+    if claim is not None:  # a run of this machine: its own copy, not that of another one
+        local = replace(local, worker=_claimed_worker(claim["pid"]))
+        copies = [one for one in copies if one.status.run == claim["run"]]
+    copied = next(iter(copies), None)
+    if copied is not None:
+        local = replace(local, copy=copied.evidence())
+        if not copied.ended:
+            local = replace(local, status=copied.status_evidence())
+            if local.worker is None and not copied.elsewhere:
+                local = replace(local, worker=_copied_worker(copied))
+    if output.spool and not _is_elsewhere(local, output):
+        local = replace(local, spool=look_at_spool(output.spool))
+    return local
+
+
+def _is_elsewhere(evidence: Evidence, output: _Output) -> bool:
+    """Tell whether spool and server of the last run are another host's: here their names mislead."""
+    if evidence.copy is not None:
+        return evidence.copy.elsewhere
+    return bool(output.host) and output.host != os.uname().nodename
+
+
+def _claimed_worker(pid: int) -> ProcessEvidence:
+    """Look at the process that holds a claim's lock on this machine."""
+    worker = look_at_process(pid, "worker", sample_seconds=SAMPLE_SECONDS)
+    hidden = "it holds its claim's lock, and the kernel does not show it to us"
+    return worker if worker.alive else replace(worker, alive=True, unreadable=hidden)
+
+
+def _copied_worker(copied: Copied) -> ProcessEvidence:
+    """Find the worker of a run of this machine whose page cannot be read."""
+    status = copied.status
+    if parent_of(status.worker_pid) != status.supervisor_pid:
+        return ProcessEvidence(status.worker_pid, "worker", alive=False)
+    return look_at_process(status.worker_pid, "worker", sample_seconds=SAMPLE_SECONDS)
 
 
 def _describe_claim(claim: dict[str, Any]) -> str:
@@ -171,17 +235,23 @@ def _describe_claim(claim: dict[str, Any]) -> str:
 
 
 def _server(
-    evidence: Evidence, recorded_url: str, gpus: Child, deadline_seconds: float
+    evidence: Evidence,
+    recorded_url: str,
+    gpus: Child,
+    deadline_seconds: float,
+    *,
+    elsewhere: bool,
 ) -> ServerEvidence | None:
     url = evidence.status.server if evidence.status else recorded_url
+    if elsewhere or not url:
+        gpus.wait(time.monotonic())  # nobody wants to know any more
+        return _server_elsewhere(url, deadline_seconds) if url else None
     spool = evidence.spool
     log_path = spool.server.log_path if spool and spool.server else ""
-    health = Child(lambda tell: ask_for_health(url, deadline_seconds, tell)) if url else None
+    health = Child(lambda tell: ask_for_health(url, deadline_seconds, tell))
     log = Child(lambda tell: read_log_tail(log_path, tell)) if log_path else None
     deadline = time.monotonic() + deadline_seconds
-    found = _gpus(gpus.wait(deadline))
-    if health is None:
-        return None
+    found = gpu_evidence(gpus.wait(deadline))
     answer = health.wait(deadline)
     said = answer.result or {"health": "no answer", "detail": answer.error}
     tail, unreadable = _log(log.wait(deadline)) if log else ((), "server.json names none")
@@ -197,6 +267,20 @@ def _server(
     )
 
 
+def _server_elsewhere(url: str, deadline_seconds: float) -> ServerEvidence:
+    """Ask a server that only a run of another host knows; GPUs and log are there, too."""
+    if _is_loopback(url):
+        return ServerEvidence(url, NOT_ASKED, "that is the run's own host")
+    health = Child(lambda tell: ask_for_health(url, deadline_seconds, tell))
+    said = health.wait(time.monotonic() + deadline_seconds).result
+    return ServerEvidence(url, **(said or {"health": "no answer"}))
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    return host == "localhost" or host.startswith("127.") or host == "::1"
+
+
 def _server_process(spool: SpoolEvidence | None) -> ProcessEvidence | None:
     return look_at_server_process(spool) if spool else None
 
@@ -207,11 +291,12 @@ def _log(answer: Answer) -> tuple[tuple[str, ...], str]:
     return tuple(answer.result or ()), answer.error
 
 
-def _gpus(answer: Answer) -> tuple[tuple[GpuEvidence, ...], str]:
+def gpu_evidence(answer: Answer) -> tuple[tuple[GpuEvidence, ...], str]:
+    """Return the GPUs of this machine, or why none are known."""
     if not answer.answered:
         return (), "the driver did not answer in time"
     if answer.error.startswith("ModuleNotFoundError"):
         return (), "not looked at: nvidia-ml-py is not installed (pip install 'hsstore[gpu]')"
     if answer.error:
-        return (), f"none: {answer.error}"
+        return (), f"NVML shows none here: {answer.error.partition(': ')[2] or answer.error}"
     return tuple(GpuEvidence(**gpu) for gpu in answer.result or ()), ""

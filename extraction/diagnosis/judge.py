@@ -7,10 +7,12 @@ that follows, so it comes first; then the client, then the spool, then the serve
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from extraction.diagnosis.case import WAITS, Case
 from extraction.diagnosis.describe import describe, kill_cost
+from extraction.diagnosis.elsewhere import lost_elsewhere, seen_in_a_copy
+from extraction.diagnosis.finding import RERUN, Finding
 from hsstore.report import Diagnosis
 from hsstore.verdict import Verdict
 
@@ -21,13 +23,6 @@ if TYPE_CHECKING:
 
 FULL = "full"
 """How the server's reason begins when it is the spool that has no room."""
-RERUN = "run the same `hsstore extract` command again"
-
-
-class _Finding(NamedTuple):
-    verdict: Verdict
-    summary: str
-    advice: str
 
 
 def judge(evidence: Evidence, *, stalled_seconds: float) -> Diagnosis:
@@ -56,7 +51,7 @@ def judge(evidence: Evidence, *, stalled_seconds: float) -> Diagnosis:
 # --- the disk ---------------------------------------------------------------------------------
 
 
-def _output_blocked(case: Case) -> _Finding | None:
+def _output_blocked(case: Case) -> Finding | None:
     why = case.blocked_by()
     if why is None:
         return None
@@ -68,21 +63,21 @@ def _output_blocked(case: Case) -> _Finding | None:
     if case.worker is not None and case.worker.uninterruptible:
         advice += "A kill works only once it does. "
     how = "is slow, or does not answer" if case.waits_for_fsync else "does not answer"
-    return _Finding(Verdict.OUTPUT_BLOCKED, f"the output file system {how}: {why}", advice.rstrip())
+    return Finding(Verdict.OUTPUT_BLOCKED, f"the output file system {how}: {why}", advice.rstrip())
 
 
-def _output_refuses(case: Case) -> _Finding | None:
+def _output_refuses(case: Case) -> Finding | None:
     why = case.refused_by()
     if why is None:
         return None
     if case.is_full(why):
-        return _Finding(
+        return Finding(
             Verdict.OUTPUT_FULL,
             f"the output file system is full: {why}",
             f"free space or inodes on {case.output_mount or case.store}, or raise the quota; "
             f"then {RERUN}",
         )
-    return _Finding(
+    return Finding(
         Verdict.OUTPUT_BLOCKED,
         f"the output file system refuses writes: {why}",
         f"look at {case.output_mount or case.store} and the kernel's log (dmesg); make it writable "
@@ -93,61 +88,66 @@ def _output_refuses(case: Case) -> _Finding | None:
 # --- nothing runs -----------------------------------------------------------------------------
 
 
-def _finished(case: Case) -> _Finding | None:
+def _finished(case: Case) -> Finding | None:
     if case.client_alive or not case.store_finished:
         return None
     failed = case.output.failed if case.output else 0
     advice = "`hsstore verify` proves the store"
     if failed:
         advice += f"; {failed} samples failed: --retry-failed asks for them again"
-    return _Finding(Verdict.FINISHED, "every sample is complete or given up", advice)
+    return Finding(Verdict.FINISHED, "every sample is complete or given up", advice)
 
 
-def _plan_mismatch(case: Case) -> _Finding | None:
+def _plan_mismatch(case: Case) -> Finding | None:
     why = case.mismatch()
     if why is None:
         return None
-    return _Finding(
-        Verdict.PLAN_MISMATCH,
-        f"the store cannot be filled by this run: {why}",
-        "use the server, model and data that the store was made with, or another store",
-    )
+    advice = "use the server, model and data that the store was made with, or another store"
+    if case.output is not None and case.output.unreadable_plan:
+        advice = (
+            "restore what is damaged from a copy of the store (its states can stay as they are), or "
+            "make the store anew"
+        )
+    return Finding(Verdict.PLAN_MISMATCH, f"the store cannot be filled by this run: {why}", advice)
 
 
-def _client_dead(case: Case) -> _Finding | None:
+def _client_dead(case: Case) -> Finding | None:
     if case.client_alive:
         return None
+    lost = lost_elsewhere(case)
+    if lost is not None:
+        return lost
     said = case.last_words
     summary = f"no process works on this store{f'; the last run said: {said}' if said else ''}"
     advice = f"{RERUN}: it takes what lies in the spool and asks only for what is pending"
     if case.server_absent:
         advice = f"start the server ({case.server_absent}), then {advice}"
-    return _Finding(Verdict.CLIENT_DEAD, summary, advice)
+    return Finding(Verdict.CLIENT_DEAD, summary, advice)
 
 
 # --- the client -------------------------------------------------------------------------------
 
 
-def _client_stopped(case: Case) -> _Finding | None:
+def _client_stopped(case: Case) -> Finding | None:
     if case.worker is None or not case.worker.stopped:
         return None
-    return _Finding(
+    return Finding(
         Verdict.CLIENT_STUCK,
         f"the worker (pid {case.worker.pid}) is stopped by a signal or a debugger",
         f"let it go on: kill -CONT {case.worker.pid}",
     )
 
 
-def _moving(case: Case) -> _Finding | None:
+def _moving(case: Case) -> Finding | None:
     if case.stalled or case.page_stale:
         return None
     if case.phase == WAITS:
         return _waiting(case)
     age = case.progress_age_seconds
-    return _Finding(Verdict.HEALTHY, f"it made progress {age:.0f} s ago", "nothing to do")
+    return Finding(Verdict.HEALTHY, f"it made progress {age:.0f} s ago", "nothing to do")
 
 
-def _loop_stuck(case: Case) -> _Finding | None:
+def _loop_stuck(case: Case) -> Finding | None:
     if not case.page_stale:
         return None
     age = case.status.updated_age_seconds if case.status else 0.0
@@ -158,7 +158,7 @@ def _loop_stuck(case: Case) -> _Finding | None:
     return found
 
 
-def _stage_stuck(case: Case) -> _Finding | None:
+def _stage_stuck(case: Case) -> Finding | None:
     stage = case.stuck_stage
     if stage is None:
         return None
@@ -166,8 +166,8 @@ def _stage_stuck(case: Case) -> _Finding | None:
     return _stuck(f"{what}{stage.oldest_age_seconds or 0:.0f} s", case.stage_hang())
 
 
-def _stuck(what: str, how: str) -> _Finding:
-    return _Finding(
+def _stuck(what: str, how: str) -> Finding:
+    return Finding(
         Verdict.CLIENT_STUCK,
         f"the client stands still: {what}: {how}",
         "keep the stacks below for a bug report, kill the run (kill -9, both processes), "
@@ -175,21 +175,21 @@ def _stuck(what: str, how: str) -> _Finding:
     )
 
 
-def _busy_before_the_first_request(case: Case) -> _Finding | None:
+def _busy_before_the_first_request(case: Case) -> Finding | None:
     if case.phase not in {"starting", "reading data", "creating the store"}:
         return None
     if case.worker is None or any(thread.cpu_share > 0 for thread in case.worker.threads):
-        return _Finding(Verdict.HEALTHY, f"{case.phase}, and computing", "nothing to do")
+        return Finding(Verdict.HEALTHY, f"{case.phase}, and computing", "nothing to do")
     what = f"{case.phase}, and nothing computes"
     return _other_disk(case) or _stuck(what, case.main_hang())
 
 
-def _other_disk(case: Case) -> _Finding | None:
+def _other_disk(case: Case) -> Finding | None:
     """Name a file system that is not the output's: that of the data, most of all."""
     where = case.other_disk()
     if not where:
         return None
-    return _Finding(
+    return Finding(
         Verdict.CLIENT_STUCK,
         f"the client waits for a file system that does not answer: {where}",
         "look at that file's mount: the kernel's log (dmesg), the storage server; the run goes on by "
@@ -200,13 +200,13 @@ def _other_disk(case: Case) -> _Finding | None:
 # --- the server -------------------------------------------------------------------------------
 
 
-def _waiting(case: Case) -> _Finding:
+def _waiting(case: Case) -> Finding:
     state = "no server holds the spool yet"
     if case.server_loading:
         state = "it is loading"
     elif case.server_awaited:
         state = "it has announced itself, and does not answer /health yet"
-    return _Finding(
+    return Finding(
         Verdict.WAITING_FOR_SERVER,
         f"waiting for the server of {case.spool_path}: {state}",
         "nothing to do while it loads; the run goes on when the server is ready"
@@ -215,26 +215,26 @@ def _waiting(case: Case) -> _Finding:
     )
 
 
-def _server_loading(case: Case) -> _Finding | None:
+def _server_loading(case: Case) -> Finding | None:
     return _waiting(case) if case.server_loading or case.server_awaited else None
 
 
-def _server_down(case: Case) -> _Finding | None:
+def _server_down(case: Case) -> Finding | None:
     why = case.server_absent
     if not why:
         return None
-    return _Finding(
+    return Finding(
         Verdict.SERVER_DOWN,
         f"the server is not there: {why}",
         "look at the server's log, and start it again: the run goes on with it",
     )
 
 
-def _spool_full(case: Case) -> _Finding | None:
+def _spool_full(case: Case) -> Finding | None:
     if case.spool is None or not case.spool_is_full:
         return None
     room = case.spool.headroom_bytes or 0
-    return _Finding(
+    return Finding(
         Verdict.SPOOL_FULL,
         f"the spool {case.spool.path} has room for {room:,} bytes more",
         "look who fills that memory (ls -l, df), and remove what is not needed; "
@@ -242,20 +242,20 @@ def _spool_full(case: Case) -> _Finding | None:
     )
 
 
-def _only_busy(case: Case) -> _Finding | None:
+def _only_busy(case: Case) -> Finding | None:
     why = case.only_busy
     if not why:
         return None
     summary = f"the server computes, and captures nothing of it: {why}"
     if why.startswith(FULL):
-        return _Finding(
+        return Finding(
             Verdict.SPOOL_FULL,
             summary,
             "the server's memory limit (cgroup) may leave it less room than this side sees: look who "
             f"fills it and {case.spool_path} (df, ls -l), and give it more; the client goes on "
             "asking, and refuses the run when one request alone finds no room in an empty spool",
         )
-    return _Finding(
+    return Finding(
         Verdict.DUMP_MISSING,
         summary,
         "look in the server's log for what the plugin says, and give it a larger "
@@ -263,12 +263,12 @@ def _only_busy(case: Case) -> _Finding | None:
     )
 
 
-def _dump_unread(case: Case) -> _Finding | None:
+def _dump_unread(case: Case) -> Finding | None:
     unread = case.unread_dumps
     if not unread:
         return None
     oldest = max(file.age_seconds for file in unread)
-    return _Finding(
+    return Finding(
         Verdict.DUMP_UNREAD,
         f"{len(unread)} finished dumps lie in the spool unread, the oldest for {oldest:.0f} s",
         f"the client does not take them: keep the stacks below, kill the run, and {RERUN}: "
@@ -276,7 +276,7 @@ def _dump_unread(case: Case) -> _Finding | None:
     )
 
 
-def _server_hung(case: Case) -> _Finding | None:
+def _server_hung(case: Case) -> Finding | None:
     why = case.server_hangs()
     if why is None:
         return None
@@ -287,13 +287,13 @@ def _server_hung(case: Case) -> _Finding | None:
     )
     if case.server_stopped:
         advice = f"let it go on: kill -CONT {case.server_pid}"
-    return _Finding(Verdict.SERVER_HUNG, f"the server hangs: {why}", advice)
+    return Finding(Verdict.SERVER_HUNG, f"the server hangs: {why}", advice)
 
 
-def _dump_missing(case: Case) -> _Finding | None:
+def _dump_missing(case: Case) -> Finding | None:
     if not case.in_flight:
         return None
-    return _Finding(
+    return Finding(
         Verdict.DUMP_MISSING,
         f"{case.in_flight} requests wait, the server has nothing more to do, and their dumps did "
         "not come",
@@ -302,19 +302,20 @@ def _dump_missing(case: Case) -> _Finding | None:
     )
 
 
-def _inexplicable(case: Case) -> _Finding:
+def _inexplicable(case: Case) -> Finding:
     age = case.progress_age_seconds
     since = f"for {age:.0f} s" if age < math.inf else "that can be seen"
     return _stuck(f"no progress {since}, while disk, spool and server look well", case.stage_hang())
 
 
-RULES: tuple[Callable[[Case], _Finding | None], ...] = (
+RULES: tuple[Callable[[Case], Finding | None], ...] = (
     _finished,
     _client_stopped,
     _output_blocked,
     _plan_mismatch,
     _output_refuses,
     _client_dead,
+    seen_in_a_copy,
     _moving,
     _loop_stuck,
     _busy_before_the_first_request,

@@ -6,14 +6,17 @@ Every function here may hang. What they return goes through JSON.
 from __future__ import annotations
 
 import errno
+import http.client
 import os
 import ssl
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from extraction.diagnosis.copies import read_copies, runs_directory
 from extraction.engines.sglang.log import mask
 from extraction.page import is_locked
 from hsstore.claims import Claim
@@ -46,8 +49,11 @@ def look_at_output(store: str, aliases: list[str], tell: Tell) -> dict[str, Any]
     tell(f"statvfs of {place}")
     found |= _space(place)
     found["same"] = [path for path in aliases if _is_same(store, path)]
+    tell(f"reading {runs_directory(Path(store))}")
+    found["copies"] = read_copies(Path(store))
     if found["exists"]:
         tell(f"reading {store}/zarr.json")
+        found["is_store"] = (Path(store) / "zarr.json").exists()
         found |= _look_at_store(Path(store), tell)
     return found
 
@@ -57,7 +63,7 @@ def try_to_write(store: str, tell: Tell) -> dict[str, Any]:
 
     It leaves nothing behind, however it ends. Not every file system can do that.
     """
-    place = Path(f"{store}.runs")
+    place = runs_directory(Path(store))
     if not place.is_dir():
         place = _existing(Path(store).parent)
     tell(f"writing to a file without a name in {place}")
@@ -93,7 +99,9 @@ def ask_for_health(url: str, timeout_seconds: float, tell: Tell) -> dict[str, st
     except urllib.error.HTTPError as error:
         alive = error.code < 500  # such as 401: it answers
         return {"health": "ok" if alive else f"status {error.code}", "detail": str(error.reason)}
-    except (OSError, urllib.error.URLError) as error:
+    except http.client.HTTPException as error:
+        return {"health": "no HTTP", "detail": f"{type(error).__name__}: {error}"}
+    except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         return _no_health(reason if isinstance(reason, BaseException) else error)
 
@@ -133,15 +141,14 @@ def look_at_gpus(tell: Tell) -> list[dict[str, Any]]:
     gpus = []
     for index in range(pynvml.nvmlDeviceGetCount()):
         device = pynvml.nvmlDeviceGetHandleByIndex(index)
-        memory = pynvml.nvmlDeviceGetMemoryInfo(device)
-        gpus.append(
-            {
-                "name": f"{index} {pynvml.nvmlDeviceGetName(device)}",
-                "busy_percent": int(pynvml.nvmlDeviceGetUtilizationRates(device).gpu),
-                "memory_used_bytes": int(memory.used),
-                "memory_bytes": int(memory.total),
-            }
-        )
+        gpu: dict[str, Any] = dict.fromkeys(("busy_percent", "memory_used_bytes", "memory_bytes"))
+        gpu["name"] = f"{index} {pynvml.nvmlDeviceGetName(device)}"
+        with suppress(pynvml.NVMLError):  # not told of every kind of GPU, nor to everybody
+            memory = pynvml.nvmlDeviceGetMemoryInfo(device)
+            gpu |= {"memory_used_bytes": int(memory.used), "memory_bytes": int(memory.total)}
+        with suppress(pynvml.NVMLError):
+            gpu["busy_percent"] = int(pynvml.nvmlDeviceGetUtilizationRates(device).gpu)
+        gpus.append(gpu)
     return gpus
 
 
@@ -187,6 +194,7 @@ def _look_at_store(path: Path, tell: Tell) -> dict[str, Any]:
     if runs:
         last = runs[-1]
         found["last_result"] = last.result or ""
+        found["host"] = last.host
         found["spool"] = str(last.options.get("spool") or "")
         found["server"] = str(last.options.get("server") or "")
     tell(f"reading {store.runs_path}")

@@ -1,11 +1,10 @@
-"""One dump while it is being written: its file, its mapping, and which rows have arrived."""
+"""One dump while it is being written: its file, and which rows have arrived."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import fcntl
-import mmap
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +64,11 @@ class Coverage:
 
 
 class Capture:
-    """The file `<rid>.part`, reserved in full before the first byte is touched."""
+    """The file `<rid>.part`, reserved in full before the first byte is written.
+
+    It is opened for each write: a server may have more captures than descriptors to spare. It is not
+    mapped: to fault every page in takes longer than to copy it.
+    """
 
     def __init__(
         self,
@@ -94,14 +97,12 @@ class Capture:
             os.fchmod(descriptor, directory.file_mode)
             with _alone_in(free.path):
                 _reserve(descriptor, free, layout.size_bytes)
-            self._map = mmap.mmap(descriptor, layout.size_bytes)
+            _write_all(descriptor, layout.header(metadata), 0)
         except (CaptureError, OSError):
             self._path.unlink(missing_ok=True)
             raise
         finally:
             os.close(descriptor)
-        header = layout.header(metadata)
-        self._map[: len(header)] = header
 
     def write(self, start: int, hidden: npt.NDArray[Any], input_ids: npt.NDArray[Any]) -> None:
         """Store the rows [start, start + n); rows written again replace what was there.
@@ -124,11 +125,24 @@ class Capture:
                 ErrorReason.MISMATCH,
                 f"rows [{start}, {start + rows}) of a request of {self._layout.rows} tokens",
             )
-        flat = np.frombuffer(self._map, item, offset=self._layout.hidden_offset)
-        flat.reshape(self._layout.shape)[start : start + rows] = hidden.view(item)
-        ids = np.frombuffer(self._map, "<i4", self._layout.rows, self._layout.ids_offset)
-        ids[start : start + rows] = input_ids
+        if not rows:
+            return
+        states = np.ascontiguousarray(hidden.view(item))
+        ids = np.ascontiguousarray(input_ids, "<i4")
+        # Its client may have removed it: then `finish` says so, or who asks before.
+        with contextlib.suppress(FileNotFoundError), self._opened() as descriptor:
+            row_bytes = self._layout.row_bytes
+            _write_all(descriptor, states.data, self._layout.hidden_offset + start * row_bytes)
+            _write_all(descriptor, ids.data, self._layout.ids_offset + start * ids.itemsize)
         self.coverage.add(start, start + rows)
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
 
     def still_wanted(self) -> bool:
         """Tell whether the file is there: its client may have removed it to say no."""
@@ -142,12 +156,10 @@ class Capture:
         FileNotFoundError
             Its client has removed it.
         """
-        self._map.close()
         self._path.rename(self._finished)
 
     def drop(self) -> None:
         """Give the file up; its memory is free when this returns."""
-        self._map.close()
         self._path.unlink(missing_ok=True)
 
 
@@ -165,13 +177,12 @@ def _alone_in(directory: Path) -> Iterator[None]:
 def _reserve(descriptor: int, free: FreeFiles, size_bytes: int) -> None:
     """Make the file exactly this large, with all its pages, or refuse.
 
-    Touching a page that cannot be had would be a SIGBUS, the end of the server.
+    What is reserved cannot fail in the middle of a request, nor kill what reads the dump.
     """
-    status = os.fstat(descriptor)
-    if status.st_size > size_bytes:
-        os.ftruncate(descriptor, size_bytes)
-        status = os.fstat(descriptor)
-    missing_bytes = size_bytes - status.st_blocks * 512
+    os.ftruncate(descriptor, size_bytes)
+    missing_bytes = size_bytes - os.fstat(descriptor).st_blocks * 512
+    if missing_bytes <= 0:
+        return  # every page is there, and to ask for them again takes a look at each
     while missing_bytes > (room_bytes := headroom_bytes(free.path)):
         if not free.drop_largest():
             raise CaptureError(
@@ -183,3 +194,10 @@ def _reserve(descriptor: int, free: FreeFiles, size_bytes: int) -> None:
         if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
             raise
         raise CaptureError(ErrorReason.FULL, f"reserving {size_bytes} bytes: {error}") from None
+
+
+def _write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
+    left = memoryview(data).cast("B")
+    while left:
+        written = os.pwrite(descriptor, left, offset)
+        left, offset = left[written:], offset + written

@@ -88,9 +88,14 @@ class DumpLayout:
         return self.rows, self.slots, self.hidden
 
     @property
+    def row_bytes(self) -> int:
+        """Hidden states of one row."""
+        return self.slots * self.hidden * self.item.itemsize
+
+    @property
     def size_bytes(self) -> int:
         """Exact size of the file."""
-        return self.hidden_offset + self.rows * self.slots * self.hidden * self.item.itemsize
+        return self.hidden_offset + self.rows * self.row_bytes
 
     def header(self, metadata: DumpMetadata) -> bytes:
         """Build all that comes before the input ids, padded with spaces as the format allows."""

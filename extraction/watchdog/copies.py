@@ -18,24 +18,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from extraction.diagnosis.copies import COPY_SECONDS, LOG, STALL, STATUS, runs_directory
 from extraction.page import Page
 
 END = b"\0"
 """Ends the log when the run has ended well."""
-STATUS, STALL, LOG = ".status.json", ".stall.json", ".log"
 LOOK_SECONDS: Final = 1.0
-COPY_SECONDS: Final = 10.0
 LINGER_SECONDS: Final = 5.0
 """How long after the supervisor's death the worker's last words are waited for."""
 KEPT_RUNS: Final = 20
 LOG_BYTES: Final = 1 << 20
 """Of a log that cannot be written yet, the end is kept."""
 _COPY: Final = re.compile(r"([0-9a-f]{12})(\.status\.json|\.stall\.json|\.log)")
-
-
-def runs_directory(store: Path) -> Path:
-    """Return the directory beside a store for what is about its runs."""
-    return store.with_name(store.name + ".runs")
 
 
 class Copies:

@@ -153,6 +153,7 @@ class Watchdog:
         now = time.time()
         return WatchStatus(
             verdict=diagnosis.verdict,
+            summary=diagnosis.summary,
             since_seconds=now - still,
             reported_seconds=now,
             stalled_seconds=still,

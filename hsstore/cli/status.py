@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 WATCH_SECONDS = 2.0
 FRESH_SECONDS = 5.0
 """A live run whose page is older hangs, or is being stopped."""
+COPY_FRESH_SECONDS = 30.0
+"""Copies are written every 10 s."""
 
 
 @app.command()
@@ -106,7 +108,8 @@ def _refuse_unknown(report: StatusReport) -> None:
             f"{report.store}: its file system gave {report.unread}, and no run of this machine is "
             "known; run `hsstore doctor` on the store"
         )
-    raise InputError(f"{report.store}: no run is known, and there is no store: {report.unread}")
+    why = report.unread.removeprefix(f"{report.store}: ")
+    raise InputError(f"{report.store}: no run is known, and there is no store: {why}")
 
 
 def _text(report: StatusReport) -> RenderableType:
@@ -164,11 +167,10 @@ def _run_lines(run: RunReport) -> Iterator[tuple[str, str]]:
             ),
         )
     if run.exit_code is None:
-        beat = _duration(run.heartbeat_age_seconds)
-        yield (
-            "progress",
-            f"{_duration(run.progress_age_seconds)} ago; server's heartbeat {beat} ago",
-        )
+        beat = "no heartbeat of the server seen yet"
+        if run.heartbeat_age_seconds is not None:
+            beat = f"server's heartbeat {_duration(run.heartbeat_age_seconds)} ago"
+        yield "progress", f"{_duration(run.progress_age_seconds)} ago; {beat}"
         yield "in flight", f"{run.in_flight} of {run.in_flight_cap}, {run.open_blocks} open blocks"
         yield "spool", f"{run.spool}: {_fill(run)}"
     yield "server", run.server
@@ -181,11 +183,14 @@ def _run_lines(run: RunReport) -> Iterator[tuple[str, str]]:
 def _seen(run: RunReport) -> str:
     age = f"{_duration(run.age_seconds)} ago"
     if run.source == "copy":
-        return f"in the copy beside the store, {age}"
+        age = f"in the copy beside the store, {age}"
     if run.exit_code is not None:
         return f"{age}; it has ended with {run.exit_code}"
     if run.source == "dead":
         return f"{age}; it was killed, nobody works on the store for it"
+    if run.source == "copy":
+        silent = f"{age}: it is dead, stands still, or cannot write beside the store"
+        return age if run.age_seconds < COPY_FRESH_SECONDS else silent
     return age if run.age_seconds < FRESH_SECONDS else f"{age}: the worker says nothing any more"
 
 
@@ -212,7 +217,8 @@ def _stall_lines(stall: StallReport) -> Iterator[str]:
     state = "recovered after" if stall.recovered else "stalled for"
     seconds = stall.stalled_seconds + (0 if stall.recovered else stall.reported_age_seconds)
     aborted = "; the worker was killed" if stall.aborted else ""
-    yield f"{state} {_duration(seconds)}: {stall.verdict}{aborted}"
+    why = f": {stall.summary}" if stall.summary and not stall.recovered else ""
+    yield f"{state} {_duration(seconds)}: {stall.verdict}{why}{aborted}"
     if stall.recovered:
         return
     yield from (f"  {line}" for line in stall.evidence)

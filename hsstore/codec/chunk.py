@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hsstore.dtype import DTypeName
 
 CRC_BYTES = 4
-KEPT_BUFFERS = 10
+KEPT_BUFFERS = 20
 """Buffers for encoded chunks that are kept for the next ones."""
 
 

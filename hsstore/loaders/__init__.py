@@ -8,5 +8,6 @@ except ImportError as error:
     ) from error
 
 from hsstore.loaders.eagle3 import Eagle3Dataset, eagle3_collate
+from hsstore.loaders.tensors import read_states
 
-__all__ = ["Eagle3Dataset", "eagle3_collate"]
+__all__ = ["Eagle3Dataset", "eagle3_collate", "read_states"]

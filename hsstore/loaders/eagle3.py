@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 from typing_extensions import override
 
 from hsstore.errors import InputError
+from hsstore.loaders.tensors import read_states
 from hsstore.store import Store
 
 if TYPE_CHECKING:
@@ -21,12 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import numpy.typing as npt
-
-_DTYPES = {
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float32": torch.float32,
-}
 
 
 class Eagle3Sample(TypedDict):
@@ -99,12 +94,11 @@ class Eagle3Dataset(Dataset[Eagle3Sample]):
     @override
     def __getitem__(self, index: int) -> Eagle3Sample:
         """Read one sample; its states are views of one buffer, nothing is copied."""
-        sample = self.store[int(self.samples[index])]
-        bits = torch.from_numpy(sample.hidden_states.view(self.store.bits))
-        states = bits.view(_DTYPES[self.store.spec.model.dtype])
+        sample = int(self.samples[index])
+        states = read_states(self.store, sample, contiguous=True)
         return {
-            "input_ids": torch.from_numpy(sample.input_ids.astype(np.int64)),
-            "loss_mask": torch.from_numpy(sample.loss_mask.astype(np.int64)),
+            "input_ids": torch.from_numpy(self.store.input_ids(sample).astype(np.int64)),
+            "loss_mask": torch.from_numpy(self.store.loss_mask(sample).astype(np.int64)),
             "aux_states": states[:, :-1].flatten(1),
             "final_state": states[:, -1],
         }

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from hsstore.activity import operation
 from hsstore.errors import CorruptStoreError
 from hsstore.shard.index import MISSING, decode_index, index_bytes
+from hsstore.shard.ranges import plan_reads
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    import numpy as np
     import numpy.typing as npt
 
     from hsstore.shard.index import Index
+    from hsstore.shard.ranges import Read
+
+READ_BYTES = 2 << 20
+"""Chunks are joined up to this: what a core copies out of the page cache is then still in its own
+cache when it decodes it. In one read of a whole sample it would not be, and nothing is decoded before
+the last byte is there."""
+GAP_BYTES = 16 << 10
+"""A hole between chunks that costs less than another read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +49,8 @@ class ShardReader:
     ------
     CorruptStoreError
         The file is missing, shorter than its index, or the index is damaged.
+    OSError
+        The disk failed; ESTALE: the file was replaced by another host. It names the file.
     """
 
     def __init__(self, path: Path, chunks: int) -> None:
@@ -54,11 +67,22 @@ class ShardReader:
     def _read_index(self, chunks: int) -> Index:
         size = index_bytes(chunks)
         data_bytes = self.version.size_bytes - size
-        encoded = os.pread(self._descriptor, size, data_bytes) if data_bytes >= 0 else b""
+        with self._reading():
+            encoded = os.pread(self._descriptor, size, data_bytes) if data_bytes >= 0 else b""
         try:
             return decode_index(encoded, chunks, data_bytes)
         except CorruptStoreError as error:
             raise CorruptStoreError(f"{self.path.name}: {error}") from None
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Name the file in what goes wrong: the kernel, given a descriptor, does not."""
+        try:
+            with operation("read", self.path):
+                yield
+        except OSError as error:
+            error.filename = str(self.path)
+            raise
 
     def _entry(self, chunk: int) -> tuple[int, int]:
         if not self.has(chunk):
@@ -78,39 +102,67 @@ class ShardReader:
             The chunk is missing or cut short.
         """
         offset, nbytes = self._entry(chunk)
-        with operation("read", self.path):
+        with self._reading():
             encoded = os.pread(self._descriptor, nbytes, offset)
         if len(encoded) != nbytes:
             raise CorruptStoreError(f"{self.path.name}: chunk {chunk} is cut short")
         return encoded
 
-    def expect(self, chunks: Sequence[int]) -> None:
-        """Tell the kernel that these chunks are read next: one request for the whole range."""
-        entries = self.index[list(chunks)]
-        entries = entries[entries[:, 0] != MISSING]
-        if len(entries) > 1:
-            start = int(entries[:, 0].min())
-            end = int(entries.sum(axis=1).max())
-            os.posix_fadvise(self._descriptor, start, end - start, os.POSIX_FADV_WILLNEED)
+    def plan(self, chunks: Sequence[int], largest_bytes: int) -> list[Read]:
+        """Say how these chunks are read best.
 
-    def read_into(self, chunk: int, buffer: npt.NDArray[np.uint8]) -> int:
-        """Read one encoded chunk into memory that is large enough; return its bytes.
+        Parameters
+        ----------
+        largest_bytes : int
+            What a chunk can have at most.
 
         Raises
         ------
         CorruptStoreError
-            The chunk is missing, cut short, or larger than the memory.
+            One is missing, or larger than any chunk can be.
         """
-        offset, nbytes = self._entry(chunk)
-        if nbytes > buffer.size:
+        entries = self.index[list(chunks)]
+        if missing := np.flatnonzero(entries[:, 0] == MISSING).tolist():
+            raise CorruptStoreError(f"{self.path.name}: chunk {chunks[missing[0]]} is missing")
+        if large := np.flatnonzero(entries[:, 1] > np.uint64(largest_bytes)).tolist():
+            size = entries[large[0], 1]
             raise CorruptStoreError(
-                f"{self.path.name}: chunk {chunk} has {nbytes} bytes, more than any chunk can"
+                f"{self.path.name}: chunk {chunks[large[0]]} has {size} bytes, more than any can"
             )
-        with operation("read", self.path):
-            count = os.preadv(self._descriptor, [buffer[:nbytes].data], offset)
-        if count != nbytes:
-            raise CorruptStoreError(f"{self.path.name}: chunk {chunk} is cut short")
-        return nbytes
+        return plan_reads(entries, most_bytes=READ_BYTES, gap_bytes=GAP_BYTES)
+
+    def is_cached(self, offset: int) -> bool:
+        """Say whether the page cache has this byte, as far as can be known without waiting."""
+        try:
+            with self._reading():
+                return bool(os.preadv(self._descriptor, [bytearray(1)], offset, os.RWF_NOWAIT))
+        except OSError:  # not cached; not to be asked; or an error that the read itself will meet
+            return False
+
+    def expect(self, read: Read) -> None:
+        """Tell the kernel that this is read next; nothing waits for the disk."""
+        with self._reading():
+            os.posix_fadvise(self._descriptor, read.offset, read.nbytes, os.POSIX_FADV_WILLNEED)
+
+    def read_range(self, read: Read, buffer: npt.NDArray[np.uint8]) -> None:
+        """Read a range into the first bytes of `buffer`: all payload comes in here.
+
+        Raises
+        ------
+        CorruptStoreError
+            The file ends before.
+        """
+        got = 0
+        with self._reading():
+            while got < read.nbytes and (count := self._read_some(read, buffer, got)):
+                got += count
+        if got < read.nbytes:
+            raise CorruptStoreError(
+                f"{self.path.name}: cut short, {read.nbytes} bytes at {read.offset} are not there"
+            )
+
+    def _read_some(self, read: Read, buffer: npt.NDArray[np.uint8], got: int) -> int:
+        return os.preadv(self._descriptor, [buffer[got : read.nbytes].data], read.offset + got)
 
     def close(self) -> None:
         """Close the file; also done when the last reference goes."""

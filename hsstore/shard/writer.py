@@ -7,11 +7,21 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hsstore.activity import operation
-from hsstore.files import PARTIAL_SUFFIX, output_errors, publish
+from hsstore.files import (
+    PARTIAL_SUFFIX,
+    output_errors,
+    publish,
+    start_writing,
+    wait_for_writing,
+)
 from hsstore.shard.index import empty_index, encode_index
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+WINDOW_BYTES = 16 << 20
+"""At most two of these are in memory only: a slow disk slows the writer down, piece by piece. Else
+the kernel would collect gigabytes, and the fsync in the end would take minutes."""
 
 
 class ShardWriter:
@@ -25,6 +35,7 @@ class ShardWriter:
         self._partial = final.with_name(f"{final.name}.{run}{PARTIAL_SUFFIX}")
         self._index = empty_index(chunks)
         self._offset = 0
+        self._sent_bytes = 0
         with output_errors(final), operation("open", self._partial):
             self._file = self._partial.open("wb", buffering=0)
 
@@ -45,6 +56,17 @@ class ShardWriter:
             self._write_all(encoded)
         self._index[chunk] = (self._offset, len(encoded))
         self._offset += len(encoded)
+        with output_errors(self._final):
+            self._send_windows()
+
+    def _send_windows(self) -> None:
+        """Have the disk begin with each window that is full, and wait for the one before."""
+        file = self._file.fileno()
+        while self._offset - self._sent_bytes >= WINDOW_BYTES:
+            start_writing(file, self._sent_bytes, WINDOW_BYTES, self._partial)
+            if earlier := self._sent_bytes:
+                wait_for_writing(file, earlier - WINDOW_BYTES, WINDOW_BYTES, self._partial)
+            self._sent_bytes += WINDOW_BYTES
 
     def _write_all(self, data: bytes | memoryview) -> None:
         view = memoryview(data)

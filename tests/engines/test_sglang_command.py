@@ -110,6 +110,12 @@ def test_ranks_on_a_cpu_are_told_their_cores(
     assert made.environment["SGLANG_CPU_OMP_THREADS_BIND"] == shares
 
 
+def test_replicas_on_a_cpu_are_ranks_too() -> None:
+    made = command("--dp-size", "2", host=replace(CPU, cores=(0, 1)))
+
+    assert made.environment["SGLANG_CPU_OMP_THREADS_BIND"] == "0|1"
+
+
 @pytest.mark.parametrize(
     "given",
     [

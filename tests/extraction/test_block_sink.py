@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +24,8 @@ from hsstore.errors import HsstoreError, InterruptedRunError, OutputError, Refus
 from hsstore.spec import FailureReason
 from hsstore.store import Store
 from hsstore.testing.stores import make_store
-from tests.extraction.fake_server import fake_info, fake_states, serve_fake
+from tests.extraction.fake_model import fake_info, fake_states
+from tests.extraction.fake_server import serve_fake
 from tests.extraction.mounts import MIB, fill, small_tmpfs
 from tests.extraction.processes import verify, wait_until
 from tests.extraction.running import run_here
@@ -30,7 +33,6 @@ from tests.extraction.tiny import write_data
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from extraction.spool import Dump
 
@@ -66,13 +68,17 @@ class Bench:
         self.claims = Claims(store, "run")
         self.claims.take([0])
         self.sink = BlockSink(store, self.claims, "run", 2)
-        block = store.layout.block(0)
-        tokens = {sample: store.input_ids(sample) for sample in block.samples}
-        self.block = OpenBlock(block, tokens, set(block.samples))
+        self.block = self.open(0)
+
+    def open(self, index: int) -> OpenBlock:
+        """Open a block, of which nothing has come."""
+        block = self.store.layout.block(index)
+        tokens = {sample: self.store.input_ids(sample) for sample in block.samples}
+        return OpenBlock(block, tokens, set(block.samples))
 
     def dump(self, sample: int) -> Dump:
         """Have a sample captured."""
-        ids = self.block.tokens[sample]
+        ids = self.store.input_ids(sample)
         rid = RequestId("run", sample, 0, len(ids))
         info = self.server._info
         assert info is not None
@@ -128,24 +134,61 @@ async def test_two_that_wait_for_a_commit_start_no_two_commits_after_it(
         np.testing.assert_array_equal(bench.store.payload.read(sample), expected)
 
 
+async def test_a_commit_that_waits_for_the_disk_holds_up_no_other_block(
+    disk: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on, fsync = threading.Event(), os.fsync
+
+    def stuck(descriptor: int) -> None:
+        if Path(f"/proc/self/fd/{descriptor}").readlink().name.startswith("c.0.0.0"):
+            assert goes_on.wait(60)
+        fsync(descriptor)
+
+    lengths, options = [400] * 10, LayoutOptions(chunk_rows=16, shard_rows=2048)
+    bench = Bench(make_store(disk / "store.zarr", lengths, options=options), store.parent / "spool")
+    monkeypatch.setattr(os, "fsync", stuck)
+    sink, second = bench.sink, bench.open(1)
+    try:
+        await sink.append(bench.block, 0, bench.dump(0))
+        commits = [asyncio.create_task(sink.commit(bench.block))]
+        for sample in second.block.samples:
+            await sink.append(second, sample, bench.dump(sample))
+        commits.append(asyncio.create_task(sink.commit(second)))
+        late = asyncio.create_task(sink.append(bench.block, 1, bench.dump(1)))
+        await asyncio.sleep(0.05)
+        before = (bool(bench.store.completion().complete.any()), late.done())
+        goes_on.set()
+        await asyncio.gather(*commits, late)
+        await sink.commit(bench.block)
+    finally:
+        goes_on.set()
+        bench.close()
+
+    assert before == (False, False)
+    committed = [0, 1, *second.block.samples]
+    assert np.flatnonzero(bench.store.completion().complete).tolist() == committed
+    for sample in committed:
+        expected = fake_states(bench.store.input_ids(sample), bench.server._info)  # type: ignore[arg-type]
+        np.testing.assert_array_equal(bench.store.payload.read(sample), expected)
+
+
 async def test_a_write_error_discards_the_block_and_what_was_in_it_stays_pending(
     bench: Bench, disk: Path
 ) -> None:
     sink, block = bench.sink, bench.block
-    dumps = [bench.dump(sample) for sample in range(3)]
-    await sink.append(block, 0, dumps[0])
+    await sink.append(block, 0, bench.dump(0))
+    late = bench.dump(1)
     filler = fill(disk, 0)
 
-    full = [asyncio.create_task(sink.append(block, s, dumps[s])) for s in (1, 2)]
-    results = await asyncio.gather(*full, return_exceptions=True)
-    async with asyncio.timeout(5):
+    with pytest.raises(OutputError):
+        await sink.append(block, 1, late)
+    async with asyncio.timeout(60):
         await sink.commit(block)
     left = list(bench.store.path.rglob("*.partial"))
     filler.unlink()
     await sink.append(block, 3, bench.dump(3))
     await sink.commit(block)
 
-    assert any(isinstance(result, OutputError) for result in results)
     assert left == []
     assert bench.store.completion().complete.tolist() == [False, False, False, True]
     assert sink.committed == 1
@@ -176,7 +219,7 @@ async def test_a_commit_that_is_refused_is_refused_to_everybody_and_leaves_nothi
 async def test_a_straggler_does_not_keep_its_block_open_and_reopens_it_when_it_comes(
     store: Path, room: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("MIN_OPEN_BLOCKS", 1), ("MAX_OPEN_BLOCKS", 1), ("STRAGGLER_SECONDS", 0.1)):
+    for name, value in (("MIN_OPEN_BLOCKS", 1), ("MAX_OPEN_BLOCKS", 1), ("STRAGGLER_SECONDS", 0.5)):
         monkeypatch.setattr(LIMITS[name], name, value)
     data = write_data(room / "stragglers.jsonl", [40] * 30)
     options: dict[str, Any] = {
@@ -191,10 +234,10 @@ async def test_a_straggler_does_not_keep_its_block_open_and_reopens_it_when_it_c
         )
         await server.wait_for_requests(30)
         opened = Store.open(store)
-        await asyncio.to_thread(wait_until, lambda: opened.completion().complete.sum() == 28, 10)
+        await asyncio.to_thread(wait_until, lambda: opened.completion().complete.sum() == 28)
         before = {s: opened.payload.read(s) for s in range(30) if s not in server.held}
         server.hold.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             outcome = await run
 
     assert opened.layout.blocks > 3

@@ -16,7 +16,8 @@ from extraction.handshake import SPREAD_REQUESTS
 from hsstore.spec import CanaryRecord
 from hsstore.store import Store
 from hsstore.verify import verify_store
-from tests.extraction.fake_server import FakeServer, Fault, fake_states, serve_fake
+from tests.extraction.fake_model import Fault, fake_states
+from tests.extraction.fake_server import FakeServer, serve_fake
 from tests.extraction.running import Outcome, run_here
 from tests.extraction.tiny import write_data
 

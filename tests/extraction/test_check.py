@@ -9,13 +9,15 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, strategies as st
 
-from extraction.check import ROWS_AT_ONCE, find_state_fault, find_token_fault
+from extraction.check import find_state_fault, find_token_fault, rows_at_once
+from hsstore.digest import PayloadHasher, payload_digest
 from hsstore.spec import FailureReason
 from hsstore.testing.stores import make_model
 
-ROWS = ROWS_AT_ONCE + 10
-"""More than one numpy pass."""
 MODEL = make_model()
+PIECE_ROWS = rows_at_once(MODEL.slots * MODEL.hidden * 2)
+ROWS = PIECE_ROWS + 10
+"""More than one pass."""
 QUIET_NAN, INFINITY, MINUS_INFINITY, MINUS_ZERO = 0x7FC0, 0x7F80, 0xFF80, 0x8000
 
 
@@ -26,9 +28,26 @@ def healthy(rows: int = ROWS) -> npt.NDArray[np.uint16]:
     return (values.view(np.uint32) >> 16).astype(np.uint16)
 
 
-@pytest.mark.parametrize("rows", [1, ROWS_AT_ONCE, ROWS_AT_ONCE + 1, ROWS])
-def test_healthy_states_pass(rows: int) -> None:
-    assert find_state_fault(healthy(rows), rows, MODEL) is None
+@pytest.mark.parametrize("rows", [1, PIECE_ROWS, PIECE_ROWS + 1, ROWS])
+def test_healthy_states_pass_and_are_hashed_whole(rows: int) -> None:
+    states, hasher = healthy(rows), PayloadHasher()
+
+    assert find_state_fault(states, rows, MODEL, hasher) is None
+    assert hasher.digest() == payload_digest(states)
+
+
+def test_a_row_that_begins_with_zeros_is_healthy() -> None:
+    states = healthy()
+    states[5, 1, :-1] = MINUS_ZERO
+
+    assert find_state_fault(states, ROWS, MODEL) is None
+
+
+def test_the_largest_and_the_smallest_finite_values_are_healthy() -> None:
+    states = healthy()
+    states[7, 0, :2] = INFINITY - 1, MINUS_INFINITY - 1
+
+    assert find_state_fault(states, ROWS, MODEL) is None
 
 
 @given(

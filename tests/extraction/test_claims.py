@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hsstore.claims import Claim, Claims
+from hsstore.create import LayoutOptions
 from hsstore.errors import RefusedError
 from hsstore.testing.stores import make_store
 from tests.extraction.mounts import read_only
@@ -132,6 +133,7 @@ def test_a_claim_from_where_locks_do_not_reach_is_taken_over_only_on_demand(
     other.end(kill=True)
     path = opened.runs_path / "claims" / "1"
     claim = Claim.model_validate_json(path.read_text())
+    path.unlink()  # other spans' claims are the same file
     path.write_text(claim.model_copy(update={field: "elsewhere"}).model_dump_json())
 
     with Claims(opened, "mine") as claims:
@@ -213,3 +215,16 @@ def test_one_run_is_there_once(opened: Store) -> None:
         pytest.raises(RefusedError, match="run mine is already going on"),
     ):
         Claims(opened, "mine")
+
+
+def test_many_spans_are_claimed_with_few_files(store: Path) -> None:
+    made = make_store(store, [1] * 1200, options=LayoutOptions(4, 16, span_samples=1))
+
+    with Claims(made, "mine") as claims:
+        claims.take(range(1200))
+        paths = [made.runs_path / "claims" / str(span) for span in range(1200)]
+        files = {path.stat().st_ino for path in paths}
+        claims.check(1199)
+
+    assert len(files) == 2
+    assert left_claims(store) == []

@@ -15,7 +15,8 @@ import extraction.attempts
 from extraction.spool import DUMP_OVERHEAD_BYTES
 from hsstore.spec import FailureReason
 from hsstore.store import Store
-from tests.extraction.fake_server import FakeServer, Fault, fake_states, serve_fake
+from tests.extraction.fake_model import Fault, fake_states
+from tests.extraction.fake_server import FakeServer, serve_fake
 from tests.extraction.processes import left_claims
 from tests.extraction.running import Outcome, run_here
 from tests.extraction.tiny import make_lengths, write_data

@@ -11,7 +11,8 @@ import pytest
 
 from hsstore.store import Store
 from hsstore.verify import verify_store
-from tests.extraction.fake_server import HIDDEN, serve_fake
+from tests.extraction.fake_model import HIDDEN
+from tests.extraction.fake_server import serve_fake
 from tests.extraction.mounts import MIB, fill, read_only, resize, small_tmpfs
 from tests.extraction.processes import left_claims, verify
 from tests.extraction.running import run_here

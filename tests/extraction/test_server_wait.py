@@ -19,7 +19,8 @@ from extraction.status import StatusPage
 from extraction.worker import Worker
 from hsstore.errors import InterruptedRunError, RefusedError
 from hsstore.store import Store
-from tests.extraction.fake_server import Fault, fake_info, serve_fake
+from tests.extraction.fake_model import Fault, fake_info
+from tests.extraction.fake_server import serve_fake
 from tests.extraction.running import run_here
 from tests.extraction.tiny import write_data
 

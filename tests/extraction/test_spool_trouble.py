@@ -12,7 +12,8 @@ import pytest
 
 from extraction.spool import headroom_bytes
 from hsstore.store import Store
-from tests.extraction.fake_server import HIDDEN, fake_states, serve_fake
+from tests.extraction.fake_model import HIDDEN, fake_states
+from tests.extraction.fake_server import serve_fake
 from tests.extraction.mounts import MIB, fill, small_tmpfs
 from tests.extraction.processes import left_claims
 from tests.extraction.running import run_here

@@ -8,6 +8,7 @@ import pytest
 
 from tests.extraction.tiny import write_data
 from tests.faults import lab
+from tests.faults.fake import Fake, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +30,13 @@ def room() -> Iterator[Path]:
 def data(room: Path) -> Path:
     """Give samples of equal length."""
     return write_data(room / "data.jsonl", [ROWS] * SAMPLES)
+
+
+@pytest.fixture
+def server(room: Path) -> Iterator[Fake]:
+    """Give a server that answers at once."""
+    with serving(room / "spool", SAMPLES) as fake:
+        yield fake
 
 
 @pytest.fixture

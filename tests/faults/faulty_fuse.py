@@ -1,16 +1,21 @@
 """A pass-through file system in user space that goes wrong on demand, or loses power.
 
-``python -m tests.faults.faulty_fuse BACKING MOUNT CONTROL [--volatile]``
+``python -m tests.faults.faulty_fuse BACKING MOUNT CONTROL [--volatile | --other-host | --direct]``
 
 While a file of this name is in CONTROL:
 
 - ``hang``: every operation waits, reads and stat included
 - ``hang-writes``: whatever changes something waits
-- ``EIO``, ``ENOSPC``, ``EDQUOT``, ``EROFS``, ``ESTALE``: what the file names (operations, one a line;
-  empty: whatever changes something) fails with that error
+- ``EIO``, ``ENOSPC``, ``EDQUOT``, ``EROFS``, ``ESTALE``, ``ENOTSUP``, ``EINVAL``: what the file names
+  (operations, one a line; empty: whatever changes something) fails with that error
+- ``stale``: reading a file that was opened and has been replaced since fails with ESTALE, as where
+  another host has replaced it
 - ``slow``: what changes something takes so many seconds as the file says
 
-With ``--volatile`` only what was fsynced is in BACKING: see `volatile`. Needs libfuse and mfusepy.
+With ``--volatile`` only what was fsynced is in BACKING: see `volatile`. With ``--direct`` the kernel
+caches no contents, so that every read comes here. With ``--other-host`` it keeps names and attributes
+for a few seconds, as of a directory that nobody else changes; who writes in BACKING is another host.
+Needs libfuse and mfusepy.
 """
 
 from __future__ import annotations
@@ -26,6 +31,8 @@ from typing import TYPE_CHECKING, Any
 import mfusepy
 from typing_extensions import override
 
+from tests.faults.lab import KEPT_SECONDS
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -37,7 +44,7 @@ CHANGES = frozenset(
         *("mkdir", "rmdir", "chmod", "chown", "utimens"),
     ]
 )
-ERRORS = ("EIO", "ENOSPC", "EDQUOT", "EROFS", "ESTALE")
+ERRORS = ("EIO", "ENOSPC", "EDQUOT", "EROFS", "ESTALE", "ENOTSUP", "EINVAL")
 
 
 class PassThrough(mfusepy.Operations):
@@ -110,6 +117,8 @@ class PassThrough(mfusepy.Operations):
 
     @override
     def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
+        if self._has("stale") and not os.fstat(fh).st_nlink:
+            raise OSError(errno.ESTALE, "stale")
         return os.pread(fh, size, offset)
 
     @override
@@ -186,7 +195,9 @@ def main() -> None:
     """Serve until it is unmounted."""
     backing, mount, control = map(Path, sys.argv[1:4])
     operations: PassThrough = PassThrough(backing, control)
-    if "--volatile" in sys.argv[4:]:
+    flags = sys.argv[4:]
+    kept_seconds = KEPT_SECONDS if "--other-host" in flags else 0
+    if "--volatile" in flags:
         from tests.faults.volatile import Volatile  # noqa: PLC0415  # it builds on this module
 
         operations = Volatile(backing, control)
@@ -196,8 +207,9 @@ def main() -> None:
         foreground=True,
         nothreads=False,
         allow_other=True,
-        attr_timeout=0,
-        entry_timeout=0,
+        attr_timeout=kept_seconds,
+        entry_timeout=kept_seconds,
+        direct_io="--direct" in flags,
     )
 
 

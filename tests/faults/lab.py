@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MIB: Final = 1 << 20
+KEPT_SECONDS: Final = 3.0
+"""How long `--other-host` of `faulty_fuse` keeps names and attributes."""
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _MOUNT_SECONDS: Final = 20.0
 

@@ -48,7 +48,7 @@ extraction.worker.main()
 """
 PLACES = {
     "the event loop": ("extraction.spool.client", "SpoolClient", "open_dump"),
-    "the disk's thread": ("extraction.block_sink", "BlockSink", "_append_batch"),
+    "the disk's thread": ("extraction.block_sink", "BlockSink", "_append"),
     "an encoder": ("hsstore.writer", "BlockWriter", "_encode"),
     "a checker": ("extraction.pipeline", "Pipeline", "_find_fault"),
 }

@@ -55,7 +55,17 @@ def extract_in_a_crowd(
     assert "Traceback" not in ended.log
     verify(path)
     assert server.left_in_spool() == []
+    check_canary(run_record(Store.open(path)))
     return Store.open(path)
+
+
+def check_canary(record: RunRecord) -> None:
+    """Prefixes asked for alone and within a batch were compared in every slot, and were the same."""
+    canary = record.canary
+    assert canary is not None
+    assert canary.verdict in {"same", "rows"}
+    assert canary.checks > 0
+    assert min(slot.samples for slot in canary.slots) > 0
 
 
 def verify(path: Path) -> None:

@@ -51,29 +51,45 @@ class Seen:
 
 def read_witness(directory: Path, hidden: int) -> dict[RequestId, dict[str, Seen]]:
     """Assemble what each rank held of each request; what was not computed whole is left out."""
-    files: dict[tuple[RequestId, str], dict[int, tuple[int, Path]]] = defaultdict(dict)
+    files: dict[tuple[RequestId, str], list[tuple[int, int, Path]]] = defaultdict(list)
     for path in directory.glob("*.npz"):
         name, start, rank, forward, _ = path.name.split(".")
         rid = RequestId.parse(name)
-        if rid is not None:  # a chunk that was computed again: the later one counts
-            before = files[rid, rank].get(int(start), (-1, path))
-            files[rid, rank][int(start)] = max(before, (int(forward), path))
+        if rid is not None:
+            files[rid, rank].append((int(forward), int(start), path))
     found: dict[RequestId, dict[str, Seen]] = defaultdict(dict)
     for (rid, rank), chunks in files.items():
-        seen = _assemble([chunks[start][1] for start in sorted(chunks)], hidden)
-        if len(seen.tokens) == rid.rows:
+        seen = _assemble(rid.rows, sorted(chunks), hidden)
+        if seen is not None:
             found[rid][rank] = seen
     return found
 
 
-def _assemble(paths: Sequence[Path], hidden: int) -> Seen:
-    tokens, states = [], []
-    for path in paths:
-        with np.load(path) as chunk:
-            tokens.append(chunk["tokens"])
-            slots = [chunk["aux"], chunk["final"]]
-        states.append(np.concatenate(slots, axis=1).reshape(len(slots[0]), -1, hidden))
-    return Seen(np.concatenate(tokens), np.concatenate(states), len(paths))
+def _assemble(rows: int, chunks: Sequence[tuple[int, int, Path]], hidden: int) -> Seen | None:
+    """Lay each chunk over those before it until all rows are there: nobody wants later ones.
+
+    A request that is retracted is computed again, in other chunks, and with what it has generated.
+    """
+    tokens = np.full(rows, -1)
+    states = np.empty(0)
+    for pieces, (_, start, path) in enumerate(chunks, 1):
+        new_tokens, new_states = _load(path, hidden)
+        if pieces == 1:
+            states = np.empty((rows, *new_states.shape[1:]), new_states.dtype)
+        here = slice(start, start + len(new_tokens))
+        if here.stop > rows:
+            return None
+        tokens[here], states[here] = new_tokens, new_states
+        if (tokens >= 0).all():
+            return Seen(tokens, states, pieces)
+    return None
+
+
+def _load(path: Path, hidden: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Return tokens (rows,) and states (rows, slots, hidden) of a chunk."""
+    with np.load(path) as chunk:
+        states = np.concatenate([chunk["aux"], chunk["final"]], axis=1)
+        return chunk["tokens"], states.reshape(len(states), -1, hidden)
 
 
 def check_store_equals_witness(store: Store, directory: Path, *, ranks: int = 1) -> dict[int, Seen]:

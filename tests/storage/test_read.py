@@ -121,6 +121,47 @@ def test_only_the_chunks_of_a_part_are_read(directory: Path) -> None:
         store.payload.read(2, rows=slice(15, 17))
 
 
+def test_a_sample_of_more_reads_than_the_kernel_is_told_of_at_once_is_whole(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store(directory / "s.zarr", LENGTHS, model=make_model(hidden=2048))
+    fill_store(store)
+    monkeypatch.setattr("hsstore.shard.reader.READ_BYTES", 1)
+    monkeypatch.setattr("hsstore.reader.EXPECTED_READS", 4)
+
+    np.testing.assert_array_equal(store.payload.read(2), payload(store, 2))
+
+
+def test_where_a_chunk_holds_one_slot_the_rows_of_a_slot_lie_side_by_side(
+    directory: Path,
+) -> None:
+    store = make_store(directory / "s.zarr", LENGTHS, model=make_model(hidden=2048))
+    fill_store(store)
+
+    states = store.payload.read(4, slots=[2, 0])
+
+    np.testing.assert_array_equal(states, payload(store, 4)[:, [2, 0]])
+    assert all(states[:, slot].flags.c_contiguous for slot in range(2))
+
+
+def test_a_few_rows_do_not_keep_the_memory_of_a_whole_chunk(directory: Path) -> None:
+    options = LayoutOptions(chunk_rows=512, shard_rows=512, span_samples=6)
+    store = make_store(directory / "s.zarr", [500], model=make_model(hidden=2048), options=options)
+    fill_store(store)
+
+    few = store.payload.read(0, rows=slice(7, 9))
+
+    np.testing.assert_array_equal(few, payload(store, 0)[7:9])
+    assert owned_bytes(few) == few.nbytes
+
+
+def owned_bytes(array: Bits) -> int:
+    """Return the size of the memory that an array keeps."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array.nbytes
+
+
 @pytest.mark.parametrize("codec", CODEC_NAMES)
 def test_many_threads_read_at_once(directory: Path, codec: CodecName) -> None:
     options = LayoutOptions(chunk_rows=4, shard_rows=16, span_samples=6, codec=codec)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import zarr
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -25,7 +24,7 @@ from hsstore.create import Golden, LayoutOptions, create_store
 from hsstore.errors import NotExtractedError, RefusedError
 from hsstore.files import PARTIAL_SUFFIX
 from hsstore.shard.reader import ShardReader
-from hsstore.spec import FailureReason, RunRecord
+from hsstore.spec import FailureReason
 from hsstore.store import Store
 from hsstore.testing.invariants import (
     check_same_data,
@@ -289,45 +288,6 @@ def test_golden_states_are_stored_with_their_tokens(directory: Path) -> None:
 
     np.testing.assert_array_equal(store.plan_array("golden").view(np.uint16), bits)
     assert store.spec.golden_input_ids == (7, 8)
-
-
-def test_the_golden_states_of_a_run_lie_in_its_group(directory: Path) -> None:
-    store = make_store(directory / "s.zarr", LENGTHS)
-    bits = np.random.default_rng(0).integers(0, 1 << 16, (2, 3, 16), dtype=np.uint16)
-
-    store.record_run(make_record("a"), bits)
-
-    states = np.asarray(zarr.open_array(store.path / "runs" / "a" / "golden", mode="r")[:])
-    np.testing.assert_array_equal(states.view(np.uint16), bits)
-    assert Store.open(store.path).runs() == [make_record("a")]
-
-
-def make_record(run: str, **fields: str) -> RunRecord:
-    return RunRecord(
-        run=run,
-        started=fields.pop("started", "2026-01-02"),
-        **fields,
-        host="h",
-        pid=1,
-        hsstore_version="0",
-        capture_hash="0123",
-        engine="embedded",
-        engine_version="1",
-        server_instance="i",
-        server_flags={},
-        options={},
-    )
-
-
-def test_runs_are_recorded_and_replaced_by_their_name(directory: Path) -> None:
-    store = make_store(directory / "s.zarr", LENGTHS)
-    record, ended = make_record("b"), make_record("b", result="done")
-    earlier = make_record("a", started="2026-01-01")
-
-    for each in (record, ended, earlier):
-        store.record_run(each)
-
-    assert Store.open(store.path).runs() == [earlier, ended]
 
 
 def test_arrays_never_elide_a_chunk_of_zeros(directory: Path) -> None:

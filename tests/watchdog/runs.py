@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from extraction.diagnosis.find import find_pages
 from extraction.status import stacks_path, watch_path
 from tests.extraction.processes import SMALL_STORE, wait_until
+from tests.faults.lab import freeze
 
 if TYPE_CHECKING:
     import threading
@@ -113,17 +114,32 @@ def _end(run: Run) -> None:
                 path.unlink(missing_ok=True)
 
 
-def ask_status(store: Path) -> dict[str, Any]:
+def ask_status(store: Path, environment: dict[str, str] = ENVIRONMENT) -> dict[str, Any]:
     """Ask `hsstore status --json`, as a person in another terminal."""
     result = subprocess.run(
         [sys.executable, "-m", "hsstore", "status", store, "--json"],
         capture_output=True,
         check=True,
         timeout=60,
-        env=ENVIRONMENT,
+        env=environment,
     )
     report: dict[str, Any] = json.loads(result.stdout)
     return report
+
+
+def freeze_in_mid_write(fake: Fake, disk: Path) -> None:
+    """Let some dumps through, and freeze the disk while they are written."""
+    fake.hold()
+    fake.wait_for_requests(20)
+    freeze(disk)
+    fake.release()
+
+
+def kill_worker(status: object) -> None:
+    """Kill the worker of a run."""
+    pid = getattr(status, "worker_pid", 0)
+    assert pid
+    os.kill(pid, signal.SIGKILL)
 
 
 def thread_states(pid: int) -> set[str]:

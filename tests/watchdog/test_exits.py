@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,7 +16,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.faults.fake import Fake
-    from tests.faults.lab import Fuse
 
 BUG = 70
 BROKEN_WORKER = """
@@ -44,20 +40,12 @@ extraction.supervisor._Supervisor._follow = broken
 from hsstore.cli import main
 main()
 """
-START = """
-import os, subprocess, sys
-from extraction.supervisor import _Supervisor, _in_memory
-worker = _Supervisor._open([sys.argv[1]], _in_memory(""))
-print("returned", flush=True)
-worker.kill()
-os._exit(0)
-"""
 
 
 @pytest.mark.parametrize(
     ("module", "owner", "name", "call"),
     [
-        ("extraction.block_sink", "BlockSink", "_append_batch", 2),
+        ("extraction.block_sink", "BlockSink", "_append", 2),
         ("extraction.stages", "StageTable", "states", 2),
     ],
     ids=["in the work", "in what publishes the state"],
@@ -114,20 +102,6 @@ def test_a_closed_terminal_stops_the_run_as_a_request_does(
 
     assert code == 75
     assert "To continue, run the same command again" in run.log()
-
-
-def test_a_worker_is_started_without_waiting_for_the_disk_of_its_interpreter(
-    hanging: Fuse,
-) -> None:
-    program = hanging.mount / "true"
-    shutil.copy("/bin/true", program)
-    program.chmod(0o755)
-    with hanging.set("hang"):
-        said = subprocess.check_output(
-            [sys.executable, "-c", START, program], text=True, timeout=60
-        )
-
-    assert said == "returned\n"
 
 
 def test_options_of_any_size_wait_for_no_reader() -> None:

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING
 import jsonschema
 
 from tests.extraction.processes import verify, wait_until
-from tests.faults.lab import freeze, thaw
+from tests.faults.lab import thaw
 from tests.watchdog.conftest import SAMPLES
-from tests.watchdog.runs import ask_status, beat, extracting, thread_states
+from tests.watchdog.runs import ask_status, beat, extracting, freeze_in_mid_write, thread_states
 
 if TYPE_CHECKING:
     from tests.faults.fake import Fake
     from tests.faults.lab import Fuse
-    from tests.watchdog.runs import Run
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "schemas" / "status.schema.json").read_text())
 WATCHED_EVENTS = ("open", "import", "os.listdir", "os.scandir", "os.mkdir", "os.rename")
@@ -44,21 +43,13 @@ main()
 """A whole run whose supervisor notes what it opens and imports once the worker has started."""
 
 
-def freeze_in_mid_write(run: Run, fake: Fake, disk: Path) -> None:
-    """Let some dumps through, and freeze the disk while they are written."""
-    fake.hold()
-    fake.wait_for_requests(20)
-    freeze(disk)
-    fake.release()
-
-
 def test_a_frozen_disk_is_named_while_it_lasts_and_the_run_goes_on_with_the_thaw(
     disk: Path, fake: Fake, data: Path
 ) -> None:
     store = disk / "store.zarr"
     arguments = ("--data", data, "--stall-after", "3", "--metrics-port", "0")
     with extracting(store, fake, *arguments) as run:
-        freeze_in_mid_write(run, fake, disk)
+        freeze_in_mid_write(fake, disk)
         said = run.wait_said("a kill would cost")
         live = ask_status(store)
         text = subprocess.run(
@@ -76,7 +67,7 @@ def test_a_frozen_disk_is_named_while_it_lasts_and_the_run_goes_on_with_the_thaw
     jsonschema.validate(live, SCHEMA)  # type: ignore[no-untyped-call]
     report = said[said.index("stalled: no progress for") :]
     assert ": output-blocked: the output file system does not answer" in report.splitlines()[0]
-    assert 3 <= int(report.split()[4]) <= 8
+    assert 3 <= int(report.split()[4]) <= 15
     assert str(store) in report
     assert f"{disk} (ext4" in report
     (seen,) = live["runs"]
@@ -124,7 +115,7 @@ def test_the_command_returns_though_everything_it_has_lies_on_the_frozen_disk(
         program=("-c", program),
         stdout=subprocess.PIPE,
     ) as run:
-        freeze_in_mid_write(run, fake, disk)
+        freeze_in_mid_write(fake, disk)
         output, _ = run.process.communicate(timeout=90)
         code = run.process.returncode
         status = run.status()
@@ -192,7 +183,7 @@ def test_a_write_that_hangs_is_told_and_ends_the_run_though_the_server_goes_on(
     beating = threading.Thread(target=beat, args=(fake, stop))
     arguments = ("--data", data, "--stall-after", "3", "--stall-abort", "8")
     with extracting(store, fake, *arguments) as run:
-        freeze_in_mid_write(run, fake, disk)
+        freeze_in_mid_write(fake, disk)
         beating.start()
         try:
             code = run.wait()
@@ -208,23 +199,6 @@ def test_a_write_that_hangs_is_told_and_ends_the_run_though_the_server_goes_on(
 def _is_memory(line: str) -> bool:
     name = line.split(" ", 1)[1]
     return name.isdigit() or name.startswith(("/proc/", "/sys/", "/dev/shm/", "/dev/null"))
-
-
-def test_a_restart_waits_until_the_old_worker_is_gone_and_then_completes_the_store(
-    disk: Path, fake: Fake, data: Path
-) -> None:
-    store = disk / "store.zarr"
-    arguments = ("--data", data, "--stall-after", "2", "--stall-abort", "4", "--restart", "1")
-    with extracting(store, fake, *arguments) as run:
-        freeze_in_mid_write(run, fake, disk)
-        said = run.wait_said("waiting for the killed worker")
-        thaw(disk)
-        run.wait_said("starting again (1 of 1)")
-        code = run.wait()
-
-    assert "starting again" not in said
-    assert code == 0, run.log()
-    verify(store, SAMPLES)
 
 
 def test_where_even_looking_hangs_status_still_answers_and_the_run_still_ends(

@@ -26,7 +26,7 @@ from extraction.watchdog.pipes import HelperPipe
 from extraction.watchdog.stall import StallClock
 from hsstore.activity import operation, operations, tick
 from hsstore.errors import OutputError, RefusedError
-from tests.extraction.fake_server import fake_info
+from tests.extraction.fake_model import fake_info
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

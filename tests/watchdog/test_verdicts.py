@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tests.extraction.processes import verify, wait_until
 from tests.watchdog.conftest import SAMPLES
-from tests.watchdog.runs import ask_status, beat, extracting
+from tests.watchdog.runs import ask_status, beat, extracting, kill_worker
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +23,7 @@ def test_a_very_slow_server_whose_heart_beats_is_never_reported(
 ) -> None:
     store = place / "store.zarr"
     stop = threading.Event()
-    arguments = ("--data", data, "--stall-after", "3", "--stall-abort", "4")
+    arguments = ("--data", data, "--stall-after", "5", "--stall-abort", "6")
     with extracting(store, fake, *arguments) as run:
         fake.hold()
         fake.wait_for_requests(1)
@@ -40,7 +40,7 @@ def test_a_very_slow_server_whose_heart_beats_is_never_reported(
 
     assert "stalled" not in run.log()
     assert seen["runs"][0]["stall"] is None
-    assert seen["runs"][0]["progress_age_seconds"] < 3
+    assert seen["runs"][0]["progress_age_seconds"] < 5
     assert code == 0, run.log()
 
 
@@ -85,23 +85,6 @@ def test_waiting_for_a_server_is_said_and_is_not_a_stall(
     assert code == 75
 
 
-def test_a_killed_worker_is_started_again_as_often_as_allowed(
-    place: Path, fake: Fake, data: Path
-) -> None:
-    store = place / "store.zarr"
-    with extracting(store, fake, "--data", data, "--restart", "1") as run:
-        fake.hold()
-        fake.wait_for_requests(10)
-        _kill_worker(run.status())
-        run.wait_said("starting again (1 of 1)")
-        run.wait_phase("extracting")
-        _kill_worker(run.status())
-        code = run.wait()
-
-    assert code == 75
-    assert run.log().count("killed by signal 9") == 2
-
-
 def test_a_run_that_was_killed_is_seen_as_dead_and_a_new_one_removes_its_pages(
     place: Path, fake: Fake, data: Path
 ) -> None:
@@ -110,7 +93,7 @@ def test_a_run_that_was_killed_is_seen_as_dead_and_a_new_one_removes_its_pages(
         fake.hold()
         fake.wait_for_requests(10)
         wait_until(lambda: (seen := run.status()) is not None and seen.in_flight > 0, 60)
-        _kill_worker(run.status())
+        kill_worker(run.status())
         run.process.kill()
         run.process.wait()
         dead = ask_status(store)
@@ -123,9 +106,3 @@ def test_a_run_that_was_killed_is_seen_as_dead_and_a_new_one_removes_its_pages(
     assert dead["runs"][0]["in_flight"] > 0
     assert live_code == 0, again.log()
     assert {one["source"] for one in after["runs"]} == {"copy"}
-
-
-def _kill_worker(status: object) -> None:
-    pid = getattr(status, "worker_pid", 0)
-    assert pid
-    os.kill(pid, signal.SIGKILL)

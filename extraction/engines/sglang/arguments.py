@@ -174,13 +174,28 @@ def warnings(arguments: Sequence[str]) -> list[str]:
 
 def tp_size(arguments: Sequence[str]) -> int:
     """Return the tensor parallel size; 1 where the value is SGLang's to complain about."""
-    value = lookup(arguments, "--tp-size", "--tensor-parallel-size") or ""
-    return int(value) if value.isdigit() else 1
+    return _size(arguments, "--tp-size", "--tensor-parallel-size")
+
+
+def ranks(arguments: Sequence[str]) -> int:
+    """Count the processes that compute: tensor parallel ranks of all replicas.
+
+    >>> ranks(["--tp", "2", "--dp-size", "3"]), ranks(["--tp", "2", "--dp", "2", "--enable-dp-attention"])
+    (6, 2)
+    """
+    within = lookup(arguments, "--enable-dp-attention") is not None  # replicas of attention only
+    replicas = 1 if within else _size(arguments, "--dp-size", "--data-parallel-size")
+    return tp_size(arguments) * replicas
 
 
 def wants_fusion(arguments: Sequence[str]) -> bool:
     """Tell whether the all-reduce fusion was asked for by name."""
     return lookup(arguments, *_FUSION.flags) is not None
+
+
+def _size(arguments: Sequence[str], *flags: str) -> int:
+    value = lookup(arguments, *flags) or ""
+    return int(value) if value.isdigit() else 1
 
 
 def _breaks(rule: Rule, arguments: Sequence[str]) -> str | None:

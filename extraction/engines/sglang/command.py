@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
-from extraction.engines.sglang.arguments import lookup, tp_size, wants_fusion
+from extraction.engines.sglang.arguments import lookup, ranks, tp_size, wants_fusion
 from extraction.engines.sglang.checkpoint import capturable_layers
 
 if TYPE_CHECKING:
@@ -184,10 +184,10 @@ def _cpu_environment(options: SglangOptions, host: Host) -> dict[str, str]:
     # Compiling the MoE gate takes longer than a short run, and no request is answered meanwhile.
     if "TORCHDYNAMO_DISABLE" not in host.environment:
         environment["TORCHDYNAMO_DISABLE"] = "1"
-    ranks = tp_size(options.arguments)
-    if ranks > 1 and "SGLANG_CPU_OMP_THREADS_BIND" not in host.environment:
+    count = ranks(options.arguments)
+    if count > 1 and "SGLANG_CPU_OMP_THREADS_BIND" not in host.environment:
         # SGLang refuses more ranks than NUMA nodes unless it is told which cores are whose.
-        environment["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(_shares(host.cores, ranks))
+        environment["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(_shares(host.cores, count))
     return environment
 
 

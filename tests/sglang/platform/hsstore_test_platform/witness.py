@@ -29,10 +29,14 @@ def register() -> None:
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    from hsstore_test_platform import disturb
+
     # Inside of what hsstore's plugin hooks: whatever the plugin has seen has its file here, also
     # when the server is killed in between.
     target = "sglang.srt.model_executor.model_runner.ModelRunner._forward_raw"
     HookRegistry.register(target, after_forward, HookType.AFTER)
+    if os.environ.get(disturb.FILE):  # behind the witness, and before the plugin
+        HookRegistry.register(target, disturb.disturb, HookType.AFTER)
 
 
 def after_forward(output: Any, runner: Any, batch: Any, *_: Any, **__: Any) -> None:
@@ -48,7 +52,8 @@ def _save(output: Any, batch: Any, directory: Path) -> None:
     from sglang.srt.runtime_context import get_parallel
 
     parallel = get_parallel()
-    rank = f"{parallel.attn_dp_rank}-{parallel.tp_rank}"
+    replica = parallel.attn_dp_rank if parallel.attn_dp_size > 1 else parallel.dp_rank or 0
+    rank = f"{replica}-{parallel.tp_rank}"
     forward, row = next(_forwards), 0
     for rid, rows, start in zip(
         batch.rids, batch.extend_seq_lens_cpu, batch.extend_prefix_lens_cpu, strict=True

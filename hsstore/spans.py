@@ -1,0 +1,78 @@
+"""Read the completion arrays: each span of one is a plain file, its values and their crc32c.
+
+Zarr reads them as well, ten times slower: a store has hundreds of these files, a run reads all of
+them several times before its first request, and a reader needs one for each sample.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any
+
+import google_crc32c
+import numpy as np
+
+from hsstore.activity import operation
+from hsstore.errors import CorruptStoreError
+from hsstore.files import read_again_if_stale
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+CRC_BYTES = 4
+DTYPES: dict[str, np.dtype[Any]] = {
+    "complete": np.dtype(np.bool_),
+    "failed": np.dtype(np.uint8),
+    "digest": np.dtype("<u8"),
+}
+
+
+def read_spans(
+    root: Path, name: str, samples: int, span_samples: int, where: slice
+) -> npt.NDArray[Any]:
+    """Read part of a completion array, fresh.
+
+    Parameters
+    ----------
+    samples : int
+        Of the store.
+    where : slice
+        Of samples, in steps of 1.
+
+    Returns
+    -------
+    bool, uint8 or uint64 (samples,)
+        Zeros where nothing was ever committed.
+
+    Raises
+    ------
+    CorruptStoreError
+        A file has not the right size, or does not pass its crc32c.
+    """
+    start, stop, _ = where.indices(samples)
+    values = np.zeros(max(stop - start, 0), DTYPES[name])
+    with operation("read", root / name):
+        for span in range(start // span_samples, -(-stop // span_samples)):
+            first = span * span_samples
+            begin, end = max(start, first), min(stop, first + span_samples)
+            chunk = _read_span(root / name / f"c.{span}", DTYPES[name], span_samples)
+            if chunk is not None:
+                values[begin - start : end - start] = chunk[begin - first : end - first]
+    return values
+
+
+def _read_span(path: Path, dtype: np.dtype[Any], count: int) -> npt.NDArray[Any] | None:
+    try:
+        data = read_again_if_stale(path.read_bytes)
+    except FileNotFoundError:
+        return None
+    body, crc = data[:-CRC_BYTES], data[-CRC_BYTES:]
+    where = f"array {path.parent.name}: {path.name}"
+    if len(body) != count * dtype.itemsize:
+        expected = count * dtype.itemsize + CRC_BYTES
+        raise CorruptStoreError(f"{where} has {len(data)} bytes, expected {expected}")
+    if struct.pack("<I", google_crc32c.value(body)) != crc:
+        raise CorruptStoreError(f"{where} does not pass its crc32c")
+    return np.frombuffer(body, dtype)

@@ -1,0 +1,155 @@
+"""The output file system: what shows that it does not answer, or refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from extraction.diagnosis.evidence import (
+    ThreadEvidence,
+)
+from hsstore.verdict import Verdict
+from tests.diagnosis.given import (
+    DEAD,
+    FUSE_WAIT,
+    HEALTHY,
+    IN_WRITE,
+    MAIN,
+    OUTPUT,
+    QUIET,
+    STATUS,
+    STORE,
+    Given,
+    check,
+    names,
+    stage,
+    status,
+    worker,
+)
+
+CASES: list[Given] = [
+    (
+        "a thread in D in a file of the store",
+        replace(QUIET, worker=worker(MAIN, IN_WRITE)),
+        Verdict.OUTPUT_BLOCKED,
+        "c.3.partial on /data (nfs4, box:/x)",
+    ),
+    (
+        "a store that is given by a link: the kernel names its true path",
+        replace(
+            QUIET,
+            worker=worker(MAIN, replace(IN_WRITE, file="/true/s.zarr/c.1", mount=None)),
+            status=status(store_real="/true/s.zarr"),
+        ),
+        Verdict.OUTPUT_BLOCKED,
+        "/true/s.zarr/c.1",
+    ),
+    (
+        "a FUSE call that names no file",
+        replace(
+            QUIET,
+            worker=worker(MAIN, FUSE_WAIT),
+            status=status(stages=(stage("disk:rename", "/data/s.zarr/c.1"),)),
+        ),
+        Verdict.OUTPUT_BLOCKED,
+        "rename of /data/s.zarr/c.1",
+    ),
+    (
+        "D without a wait channel: not root",
+        replace(
+            QUIET,
+            worker=worker(MAIN, ThreadEvidence(11, "python", "D", unreadable="not shown")),
+            output=None,
+        ),
+        Verdict.OUTPUT_BLOCKED,
+        "in state D",
+    ),
+    (
+        "nothing but the run's own word: no /proc at all",
+        replace(
+            QUIET,
+            worker=worker(unreadable="its threads unreadable"),
+            status=status(stages=(stage("disk:fsync", "/data/s.zarr/c.1"),)),
+            output=None,
+        ),
+        Verdict.OUTPUT_BLOCKED,
+        "fsync of /data/s.zarr/c.1",
+    ),
+    (
+        "nothing but the probe",
+        replace(QUIET, output=replace(OUTPUT, read_answered=False, write_answered=None)),
+        Verdict.OUTPUT_BLOCKED,
+        "an attempt to look at it",
+    ),
+    (
+        "killed, and still there",
+        replace(QUIET, worker=worker(replace(MAIN, state="Z"), IN_WRITE)),
+        Verdict.OUTPUT_BLOCKED,
+        "was killed and stays",
+    ),
+    (
+        "nothing runs, and nothing could",
+        replace(DEAD, output=replace(OUTPUT, write_answered=False)),
+        Verdict.OUTPUT_BLOCKED,
+        "",
+    ),
+    ("full", replace(DEAD, output=replace(OUTPUT, free_bytes=4096)), Verdict.OUTPUT_FULL, "4,096"),
+    (
+        "out of inodes",
+        replace(DEAD, output=replace(OUTPUT, free_inodes=0)),
+        Verdict.OUTPUT_FULL,
+        "inodes",
+    ),
+    (
+        "over quota, by the last word",
+        replace(QUIET, status=status(exit_code=74, message="Disk quota exceeded")),
+        Verdict.OUTPUT_FULL,
+        "quota",
+    ),
+    (
+        "read-only",
+        replace(DEAD, output=replace(OUTPUT, read_only=True)),
+        Verdict.OUTPUT_BLOCKED,
+        "read-only",
+    ),
+    (
+        "an input/output error",
+        replace(DEAD, output=replace(OUTPUT, write_error="x: Input/output error")),
+        Verdict.OUTPUT_BLOCKED,
+        "refuses writes",
+    ),
+    (
+        "a write that hangs while the server's heart beats",
+        replace(HEALTHY, status=replace(STATUS, stages=(stage("disk:write", f"{STORE}/c.1"),))),
+        Verdict.OUTPUT_BLOCKED,
+        f"write of {STORE}/c.1 has not returned for 300 s",
+    ),
+    (
+        "the same, and the probe hangs too",
+        replace(
+            HEALTHY,
+            status=replace(STATUS, stages=(stage("disk:open", f"{STORE}/c.1"),)),
+            output=replace(OUTPUT, write_answered=False),
+        ),
+        Verdict.OUTPUT_BLOCKED,
+        "an attempt to write to it",
+    ),
+    (
+        "an fsync takes as long as the data before it",
+        replace(HEALTHY, status=replace(STATUS, stages=(stage("disk:fsync", f"{STORE}/c.1"),))),
+        Verdict.HEALTHY,
+        "",
+    ),
+    (
+        "nothing but an fsync that takes long",
+        replace(QUIET, status=status(stages=(stage("disk:fsync", f"{STORE}/c.1"),))),
+        Verdict.OUTPUT_BLOCKED,
+        f"is slow, or does not answer: fsync of {STORE}/c.1 takes 300 s",
+    ),
+]
+
+
+@pytest.mark.parametrize("given", CASES, ids=names(CASES))
+def test_the_disk_is_blamed_only_for_what_it_does(given: Given) -> None:
+    check(given)

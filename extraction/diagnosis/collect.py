@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from extraction.diagnosis.case import CLIENT_STAGES, DISK
 from extraction.diagnosis.evidence import (
     NOT_ASKED,
     AnnouncementEvidence,
@@ -127,12 +128,10 @@ def status_evidence(status: RunStatus, *, held: bool) -> StatusEvidence:
 
 
 def _still_seconds(status: RunStatus) -> float:
-    """Return for how long nothing has moved, or the oldest operation on the disk has not ended."""
+    """Return for how long nothing has moved, or one thing in the worker's own hands has not."""
     seen = status_evidence(status, held=True)
-    operations = [
-        one.oldest_age_seconds or 0.0 for one in seen.stages if one.name.startswith("disk:")
-    ]
-    return max([seen.progress_age_seconds, *operations])
+    own = [one for one in seen.stages if one.name in CLIENT_STAGES or one.name.startswith(DISK)]
+    return max([seen.progress_age_seconds, *(one.oldest_age_seconds or 0.0 for one in own)])
 
 
 def look_at_worker(

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from extraction.diagnosis.find import FoundPage, Pages
 
 DEADLINE_SECONDS = 5.0
-STACKS_AFTER_SECONDS = 5.0
+STACKS_AFTER_SECONDS = 2.0
 """A worker that gets on is not asked for its stacks: it writes them from a signal handler, without the
 interpreter's lock, which can crash one whose threads are all computing (seen once, at ten a second)."""
 

@@ -21,6 +21,7 @@ demo-sglang: .venv/demo-ready .venv-sglang/ready
 test: .venv/test-ready
 	$(BIN)/python -m pytest -n auto --dist loadfile --ignore tests/sglang \
 		--ignore tests/faults --ignore tests/watchdog --ignore tests/doctor
+	$(BIN)/python -m pytest -n auto --dist loadfile $(FAULTS_SHORT)
 	-$(MAKE) .venv-sglang/ready
 	$(BIN)/python -m pytest tests/sglang $(addprefix --ignore tests/sglang/,$(SGLANG_LONG))
 
@@ -28,8 +29,12 @@ test: .venv/test-ready
 SGLANG_LONG := $(addprefix test_,$(addsuffix .py,canary containers data_parallel decode faults memory \
 	other_users restarts vanished_spool))
 
-# File systems that freeze, hang, fill up and lose power: root, loop mounts, FUSE (Debian's fuse3). Twelve
-# minutes, mostly waiting; not part of `make test` while some of them depend on a quiet machine.
+# Disks that freeze, fill up, fail and lose power. What cannot be produced here is skipped by name.
+FAULTS_SHORT := $(addprefix tests/faults/test_,$(addsuffix .py,frozen_output network_manners output_refuses \
+	power_cut))
+
+# All faults of disks, clients, servers and clocks: root, loop mounts, FUSE (Debian's fuse3), a C compiler. Ten
+# minutes, mostly waiting.
 test-faults: .venv/test-ready
 	$(BIN)/python -m pytest -n auto --dist loadfile tests/faults tests/watchdog tests/doctor
 

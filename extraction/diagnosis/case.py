@@ -334,10 +334,12 @@ class Case:
 
     @property
     def server_absent(self) -> str:
-        """Why there is no server; empty where there is one."""
-        if self.spool is not None and (self.spool.missing or not self.spool.server_lock_held):
-            what = "does not exist" if self.spool.missing else "is held by no server"
-            return f"the spool {self.spool.path} {what}"
+        """Why there is no server; empty where there is one, or its spool may not be looked at."""
+        spool = self.spool
+        if spool is not None and spool.missing:
+            return f"the spool {spool.path} does not exist"
+        if spool is not None and not spool.unreadable and not spool.server_lock_held:
+            return f"the spool {spool.path} is held by no server"
         if self.server is not None and self.server.health == "refused" and not self.server_loading:
             return f"{self.server.url} refuses connections"
         return ""

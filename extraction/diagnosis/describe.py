@@ -98,7 +98,8 @@ def _process(process: ProcessEvidence) -> Iterator[str]:
     states = Counter(thread.state for thread in process.threads)
     counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     yield f"{name}: {len(process.threads)} threads: {counts}"
-    for thread in process.threads:
+    told = process.threads[:1] if process.stopped else process.threads  # then all say the same
+    for thread in told:
         if _is_telling(thread):
             busy = f", {thread.cpu_share:.0%} of a core" if thread.cpu_share > BUSY_SHARE else ""
             yield f"{process.role}: {thread.describe()}{busy}"

@@ -10,6 +10,7 @@ from extraction.diagnosis.evidence import (
     NOT_ASKED,
     ProcessEvidence,
     ServerEvidence,
+    SpoolEvidence,
 )
 from hsstore.verdict import Verdict
 from tests.diagnosis.given import (
@@ -28,6 +29,12 @@ from tests.diagnosis.given import (
 )
 
 CASES: list[Given] = [
+    (
+        "a spool of another user, and a server that answers",
+        replace(HEALTHY, spool=SpoolEvidence("/dev/shm/s", unreadable="mode 700"), worker=None),
+        Verdict.HEALTHY,
+        "",
+    ),
     (
         "no room for a dump",
         replace(QUIET, spool=replace(SPOOL, headroom_bytes=0, reusable_bytes=0)),

@@ -239,6 +239,8 @@ def test_layers_and_dtype_are_found_in_the_text_model_too(tmp_path: Path, where:
 def test_a_model_that_is_not_here_is_refused_with_advice(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"hf download moonshotai/Kimi-K2\.5 --local-dir"):
         read_checkpoint(Path("moonshotai/Kimi-K2.5"))
+    with pytest.raises(InputError, match=r"on this machine$"):  # a path, which no hub knows
+        read_checkpoint(tmp_path / "missing")
     with pytest.raises(InputError, match=r"no config\.json"):
         read_checkpoint(tmp_path)
     (tmp_path / "config.json").write_text("{}")

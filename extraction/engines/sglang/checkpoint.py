@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from extraction.engines.engine import resolve_layers
 from hsstore.errors import InputError
@@ -24,6 +24,10 @@ class Checkpoint:
     """What its `config.json` says its weights are; None where it says nothing."""
 
 
+_PARTS_OF_A_HUB_NAME: Final = 2
+"""`owner/name`."""
+
+
 def read_checkpoint(model_dir: Path) -> Checkpoint:
     """Read `config.json`.
 
@@ -33,9 +37,14 @@ def read_checkpoint(model_dir: Path) -> Checkpoint:
         No local directory, no readable `config.json`, or no number of layers in it.
     """
     if not model_dir.is_dir():
+        fetch = (
+            f". A name on the Hugging Face hub has to be fetched first: hf download {model_dir} "
+            "--local-dir DIR"
+        )
+        is_name = not model_dir.is_absolute() and len(model_dir.parts) == _PARTS_OF_A_HUB_NAME
         raise InputError(
-            f"{model_dir} is not a directory: MODEL is a checkpoint on this machine. A name on the "
-            f"Hugging Face hub has to be fetched first: hf download {model_dir} --local-dir DIR"
+            f"{model_dir} is not a directory: MODEL is a checkpoint on this machine"
+            + (fetch if is_name else "")
         )
     path = model_dir / "config.json"
     try:

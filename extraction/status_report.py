@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from extraction.diagnosis.child import Child
 from extraction.diagnosis.copies import read_copies, runs_directory
 from extraction.diagnosis.find import find_pages
+from extraction.diagnosis.last_seen import parse_copies, parse_report
 from extraction.page import read_page
-from extraction.status import RunStatus, WatchStatus, parse_status, parse_watch, watch_path
+from extraction.status import RunStatus, WatchStatus, watch_path
 from hsstore.errors import HsstoreError
 from hsstore.report import RunReport, StageReport, StallReport, StatusReport
 from hsstore.store import Store
@@ -52,8 +53,11 @@ class StatusReader:
             local = list(_local(pages, self._other_names(pages)))
         disk = self._ask_disk()
         known = {run.run for run in local}
-        copies = [run for run in _copies(disk.get("copies", [])) if run.run not in known]
-        copies.sort(key=lambda run: run.age_seconds)
+        copies = [
+            _report(one.status, one.stall, "copy")
+            for one in parse_copies(disk.get("copies", []))
+            if one.status.run not in known
+        ]
         return StatusReport(
             store=self._store,
             samples=disk.get("samples"),
@@ -86,24 +90,7 @@ def _local(pages: tuple[FoundPage, ...], stores: set[str]) -> Iterator[RunReport
     ours.sort(key=lambda page: (page.held, page.status.updated_seconds), reverse=True)
     for page in ours:
         source: Literal["live", "dead"] = "live" if page.held else "dead"
-        yield _report(page.status, _watch(read_page(watch_path(page.path))), source)
-
-
-def _watch(body: bytes) -> WatchStatus | None:
-    try:
-        return parse_watch(body)
-    except ValueError:  # of another version
-        return None
-
-
-def _copies(copies: list[dict[str, Any]]) -> Iterator[RunReport]:
-    for copy in copies:
-        try:
-            found = parse_status(copy["status"].encode())
-        except ValueError:
-            continue
-        if found is not None:
-            yield _report(found, _watch(copy["stall"].encode()), "copy")
+        yield _report(page.status, parse_report(read_page(watch_path(page.path))), source)
 
 
 def _same_stores(store: str, others: list[str], tell: Tell) -> list[str]:

@@ -57,22 +57,37 @@ def read_spans(
         for span in range(start // span_samples, -(-stop // span_samples)):
             first = span * span_samples
             begin, end = max(start, first), min(stop, first + span_samples)
-            chunk = _read_span(root / name / f"c.{span}", DTYPES[name], span_samples)
-            if chunk is not None:
-                values[begin - start : end - start] = chunk[begin - first : end - first]
+            chunk, problem = read_span(root / name / f"c.{span}", DTYPES[name], span_samples)
+            if problem:
+                raise CorruptStoreError(f"array {name}: c.{span} {problem}")
+            values[begin - start : end - start] = chunk[begin - first : end - first]
     return values
 
 
-def _read_span(path: Path, dtype: np.dtype[Any], count: int) -> npt.NDArray[Any] | None:
+def read_span(path: Path, dtype: npt.DTypeLike, count: int) -> tuple[npt.NDArray[Any], str]:
+    """Read the file of one span, whatever its state.
+
+    Returns
+    -------
+    values : dtype (count,)
+        As they are, also of a damaged file; zeros where nothing was ever committed.
+    problem : str
+        What is wrong with the file; empty where it is as it was written.
+
+    Raises
+    ------
+    OSError
+    """
     try:
         data = read_again_if_stale(path.read_bytes)
     except FileNotFoundError:
-        return None
+        return np.zeros(count, dtype), ""
     body, crc = data[:-CRC_BYTES], data[-CRC_BYTES:]
-    where = f"array {path.parent.name}: {path.name}"
-    if len(body) != count * dtype.itemsize:
-        expected = count * dtype.itemsize + CRC_BYTES
-        raise CorruptStoreError(f"{where} has {len(data)} bytes, expected {expected}")
-    if struct.pack("<I", google_crc32c.value(body)) != crc:
-        raise CorruptStoreError(f"{where} does not pass its crc32c")
-    return np.frombuffer(body, dtype)
+    size = count * np.dtype(dtype).itemsize
+    problem = ""
+    if len(body) != size:
+        problem = f"has {len(data)} bytes, expected {size + CRC_BYTES}"
+        body = body[:size].ljust(size, b"\0")
+    elif struct.pack("<I", google_crc32c.value(body)) != crc:
+        problem = "does not pass its crc32c"
+    return np.frombuffer(body, dtype), problem

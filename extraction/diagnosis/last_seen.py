@@ -100,11 +100,18 @@ def _parse(copies: Sequence[dict[str, Any]]) -> Iterator[Copied]:
     for copy in copies:
         try:
             status = parse_status(copy["status"].encode())
-            stall = parse_watch(copy["stall"].encode())
         except ValueError:
             continue
         if status is not None:
-            yield Copied(status, stall, copy["written_seconds"])
+            yield Copied(status, parse_report(copy["stall"].encode()), copy["written_seconds"])
+
+
+def parse_report(body: bytes) -> WatchStatus | None:
+    """Read a stall report; None where there is none, or that of another version."""
+    try:
+        return parse_watch(body)
+    except ValueError:
+        return None
 
 
 def _stall(stall: WatchStatus) -> StallEvidence:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 WATCH_SECONDS = 2.0
 FRESH_SECONDS = 5.0
 """A live run whose page is older hangs, or is being stopped."""
-COPY_FRESH_SECONDS = 30.0
-"""Copies are written every 10 s."""
 
 
 @app.command()
@@ -189,8 +187,10 @@ def _seen(run: RunReport) -> str:
     if run.source == "dead":
         return f"{age}; it was killed, nobody works on the store for it"
     if run.source == "copy":
+        from extraction.diagnosis.copies import ALIVE_SECONDS
+
         silent = f"{age}: it is dead, stands still, or cannot write beside the store"
-        return age if run.age_seconds < COPY_FRESH_SECONDS else silent
+        return age if run.age_seconds < ALIVE_SECONDS else silent
     return age if run.age_seconds < FRESH_SECONDS else f"{age}: the worker says nothing any more"
 
 

@@ -6,14 +6,13 @@ values are taken as they are, and the payload then tells which of them is wrong.
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import google_crc32c
 import numpy as np
 
 from hsstore.report import BadKind
+from hsstore.spans import DTYPES, read_span
 from hsstore.store import Completion
 from hsstore.verify.finding import Finding
 
@@ -25,12 +24,8 @@ if TYPE_CHECKING:
 
     from hsstore.store import Store
 
-ARRAYS: dict[str, np.dtype[Any]] = {
-    "complete": np.dtype(np.uint8),  # 0 or 1; read as a number, to see values that are neither
-    "failed": np.dtype(np.uint8),
-    "digest": np.dtype("<u8"),
-}
-CRC_BYTES = 4
+# `complete` is 0 or 1; read as a number, to see values that are neither.
+ARRAYS = DTYPES | {"complete": np.dtype(np.uint8)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +41,7 @@ class SpanState:
     """Samples whose values alone show that they are wrong."""
 
 
-def read_span(store: Store, span: int) -> SpanState:
+def read_span_state(store: Store, span: int) -> SpanState:
     """Read the three chunks of a span; `complete` first, as every reader does."""
     where = store.layout.span_slice(span)
     damaged: dict[str, str] = {}
@@ -73,23 +68,11 @@ def read_span(store: Store, span: int) -> SpanState:
     )
 
 
-def _read(path: Path, dtype: np.dtype[Any], count: int) -> tuple[npt.NDArray[Any], str | None]:
-    """Return the `count` values of a chunk, zeros where there are none, and what is wrong."""
+def _read(path: Path, dtype: np.dtype[Any], count: int) -> tuple[npt.NDArray[Any], str]:
     try:
-        data = path.read_bytes()
-    except FileNotFoundError:  # nothing was committed in this span yet
-        return np.zeros(count, dtype), None
+        return read_span(path, dtype, count)
     except OSError as error:
         return np.zeros(count, dtype), f"cannot be read: {error.strerror}"
-    body, crc = data[:-CRC_BYTES], data[-CRC_BYTES:]
-    size = count * dtype.itemsize
-    problem = None
-    if len(body) != size:
-        problem = f"has {len(data)} bytes, expected {size + CRC_BYTES}"
-        body = body[:size].ljust(size, b"\0")
-    elif crc != struct.pack("<I", google_crc32c.value(body)):
-        problem = "crc32c does not match"
-    return np.frombuffer(body, dtype), problem
 
 
 def _name_impossible(

@@ -17,7 +17,7 @@ from hsstore.report import Bad, BadKind, Verification
 from hsstore.spec import CLEAN_ENDS
 from hsstore.store import Completion, Store
 from hsstore.verify.block import BlockResult, BlockTask, RunTimes, check_block
-from hsstore.verify.completion import read_span
+from hsstore.verify.completion import read_span_state
 from hsstore.verify.finding import Finding
 from hsstore.verify.plan import check_lengths, check_metadata, check_plan, check_runs
 
@@ -70,7 +70,7 @@ def verify_store(
     if lengths:
         return _report(path, store, [], BlockResult(found.findings + lengths))
     found.findings += check_plan(store)
-    spans = [read_span(store, span) for span in range(store.layout.spans)]
+    spans = [read_span_state(store, span) for span in range(store.layout.spans)]
     tasks = list(_tasks(store, spans))
     for result in _compute(tasks, workers, progress):
         found.findings += result.findings

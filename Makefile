@@ -62,10 +62,7 @@ bench-capture: .venv/test-ready .venv-sglang/ready
 
 # The storage library on a newer Python, which means a newer zarr too; torch is not needed for it.
 NEWER_PYTHON ?= python3.12
-test-newer:
-	$(NEWER_PYTHON) -m venv build/newer-venv
-	build/newer-venv/bin/pip install --quiet --upgrade pip
-	build/newer-venv/bin/pip install --quiet --editable . --group test
+test-newer: build/newer-venv/ready
 	build/newer-venv/bin/python -m pytest -n auto --dist loadfile tests/storage tests/verify tests/cli
 
 # Builds the wheel and tries it in an environment of its own, away from the sources.
@@ -98,6 +95,12 @@ clean:
 
 .venv/lint-ready: .venv/test-ready
 	$(BIN)/pip install --quiet --group lint
+	touch $@
+
+build/newer-venv/ready: pyproject.toml
+	$(NEWER_PYTHON) -m venv build/newer-venv
+	build/newer-venv/bin/pip install --quiet --upgrade pip
+	build/newer-venv/bin/pip install --quiet --editable . --group test
 	touch $@
 
 .venv-sglang/ready: tools/install_sglang_cpu.sh tests/sglang/platform/pyproject.toml pyproject.toml

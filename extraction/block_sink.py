@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from array import array
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -97,7 +98,7 @@ class BlockSink:
         self._unfinished: deque[_Item] = deque()
         """Appended, and not all chunks are written: of the writing thread."""
         self._pump: asyncio.Task[None] | None = None
-        self.committed_samples: list[int] = []
+        self.committed_samples = array("q")
         """In the order of their commits."""
         self.bytes_committed = 0
         """Raw bytes of these samples."""
@@ -162,7 +163,7 @@ class BlockSink:
         await loop.run_in_executor(self._disk, _drop_writer, open_block)
         open_block.appended.clear()
 
-    async def withdraw(self, samples: list[int]) -> None:
+    async def withdraw(self, samples: array[int]) -> None:
         """Make samples that were committed pending again.
 
         Raises
@@ -170,10 +171,11 @@ class BlockSink:
         OutputError, RefusedError
         """
         loop = asyncio.get_running_loop()
-        array = np.array(samples, int)
-        await loop.run_in_executor(self._committer, self._withdraw_in_thread, array)
+        indices = np.array(samples, np.int64)
+        await loop.run_in_executor(self._committer, self._withdraw_in_thread, indices)
         taken_back = set(samples)
-        self.committed_samples = [s for s in self.committed_samples if s not in taken_back]
+        kept = (s for s in self.committed_samples if s not in taken_back)
+        self.committed_samples = array("q", kept)
 
     def _withdraw_in_thread(self, samples: npt.NDArray[np.int64]) -> None:
         for span in np.unique(samples // self._store.spec.layout.span_samples).tolist():
@@ -278,7 +280,7 @@ class BlockSink:
         self.bytes_committed += sum(open_block.tokens[s].size for s in committed) * row_bytes
         for sample in failed:
             open_block.failed.pop(sample)
-        self.committed_samples += sorted(committed)
+        self.committed_samples.extend(sorted(committed))
 
     def _seal(self, open_block: OpenBlock, failed: dict[int, FailureReason]) -> Future[set[int]]:
         """Take the block's writer, with all that was appended, to the thread that commits."""

@@ -252,7 +252,7 @@ class Run:
         self, store: Store, claims: Claims, link: ServerLink, info: ServerInfo, budget: int
     ) -> None:
         await asyncio.to_thread(self._own, store, claims)
-        sink = self.sink = BlockSink(store, claims, self.id, os.cpu_count() or 1)
+        sink = self.sink = BlockSink(store, claims, self.id, len(os.sched_getaffinity(0)))
         try:
             async with self._session(link, store.spec.store, info) as session:
                 pending = (await asyncio.to_thread(store.completion)).pending

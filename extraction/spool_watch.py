@@ -25,7 +25,7 @@ class SpoolWatch:
         self._waiting: dict[RequestId, asyncio.Future[CaptureFailure | None]] = {}
         self._loop = asyncio.get_running_loop()
         self._heartbeat: Heartbeat | None = None
-        self._advanced_at = self._loop.time()
+        self._advanced_at = self._looked_at = self._loop.time()
         self._wake = asyncio.Event()
         self._broken: Exception | None = None
 
@@ -46,7 +46,7 @@ class SpoolWatch:
 
     def queued(self) -> bool:
         """Tell whether captures wait to be written, as far as the server says."""
-        beat = self._spool.heartbeat()
+        beat = self._beat()
         return beat is None or beat.queue_depth > 0
 
     def beat_after(self, moment_seconds: float) -> bool:
@@ -54,16 +54,24 @@ class SpoolWatch:
 
         Both sides share the machine's monotonic clock, as they share its memory.
         """
-        beat = self._spool.heartbeat()
+        beat = self._beat()
         return beat is not None and beat.monotonic_ns > moment_seconds * 1e9
 
     def still_seconds(self) -> float:
         """Return for how long the server's heartbeat has not advanced."""
-        heartbeat = self._spool.heartbeat()
-        if heartbeat != self._heartbeat:
-            self._heartbeat = heartbeat
-            self._advanced_at = self._loop.time()
+        self._beat()
         return self._loop.time() - self._advanced_at
+
+    def _beat(self) -> Heartbeat | None:
+        """Read the heartbeat, once for all who ask at about the same time."""
+        now = self._loop.time()
+        if now - self._looked_at >= SCAN_SECONDS or self._heartbeat is None:
+            self._looked_at = now
+            heartbeat = self._spool.heartbeat()
+            if heartbeat != self._heartbeat:
+                self._heartbeat = heartbeat
+                self._advanced_at = now
+        return self._heartbeat
 
     async def run(self) -> None:
         """Scan while somebody waits; runs until cancelled, or until the spool is gone."""
@@ -93,13 +101,16 @@ class SpoolWatch:
         self._waiting.clear()
 
     def _scan(self) -> None:
-        scan = self._spool.scan()
-        for rid in [rid for rid in self._waiting if rid in scan.errors]:
-            self._waiting.pop(rid).set_result(self._spool.take_error(rid))
-        for rid in [rid for rid in self._waiting if rid in scan.finished]:
-            future = self._waiting.pop(rid)
-            if not future.done():
-                future.set_result(None)
+        finished, errors = self._spool.settled(self._waiting)
+        for rid in errors:
+            self._settle(rid, self._spool.take_error(rid))
+        for rid in finished:
+            self._settle(rid, None)
+
+    def _settle(self, rid: RequestId, result: CaptureFailure | None) -> None:
+        future = self._waiting.pop(rid, None)
+        if future is not None and not future.done():
+            future.set_result(result)
 
 
 def _fail(future: asyncio.Future[CaptureFailure | None], error: Exception) -> None:

@@ -38,6 +38,7 @@ from extraction.spool.memory import headroom_bytes
 from extraction.spool.names import RequestId
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
 _POLL_SECONDS: Final = 0.05
@@ -142,8 +143,8 @@ class SpoolView:
         first = read_heartbeat(self.directory.path / HEARTBEAT)
         if first is None:
             return None
-        paths = [path for path in self.directory.path.iterdir() if _is_further_heartbeat(path.name)]
-        further = (read_heartbeat(path) for path in paths)
+        names = filter(_is_further_heartbeat, self._names())
+        further = (read_heartbeat(self.directory.path / name) for name in names)
         return sum_heartbeats([first, *(beat for beat in further if beat is not None)])
 
     def scan(self) -> SpoolScan:
@@ -168,6 +169,9 @@ class SpoolView:
         """Count the bytes that new files may take: the server judges by the same number."""
         return headroom_bytes(self.directory.path)
 
+    def _names(self) -> list[str]:
+        return os.listdir(self.directory.path)  # noqa: PTH208 - hundreds, again and again
+
 
 class SpoolClient(SpoolView):
     """One client's exclusive use of a spool. A context manager."""
@@ -190,6 +194,15 @@ class SpoolClient(SpoolView):
             holder={"run": client.run, "pid": os.getpid(), "host": socket.gethostname()},
         )
         self.directory.write(path / CLIENT_JSON, client.to_json())
+
+    def settled(self, rids: Collection[RequestId]) -> tuple[list[RequestId], list[RequestId]]:
+        """Tell which of these requests have a finished dump, and which have a reason why not.
+
+        Cheaper than a scan: a client with many requests does this all the time.
+        """
+        names = frozenset(self._names())
+        finished = [rid for rid in rids if f"{rid}{FINISHED}" in names]
+        return finished, [rid for rid in rids if f"{rid}{ERROR}" in names]
 
     def open_dump(self, rid: RequestId) -> Dump:
         """Map a finished dump and check its header. Close it before it is given back.
@@ -296,4 +309,6 @@ def _record(entry: os.DirEntry[str], rid: RequestId, files: dict[RequestId, Spoo
 
 
 def _is_further_heartbeat(name: str) -> bool:
+    if not name.startswith(HEARTBEAT):  # nearly all names are those of dumps
+        return False
     return writer_of(name) is not None and not name.endswith(TEMPORARY)

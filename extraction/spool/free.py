@@ -6,6 +6,7 @@ both take files out; each file goes to whoever renames or removes it first.
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -38,9 +39,13 @@ class FreeFiles:
             return
 
     def trim(self, keep_bytes: int) -> None:
-        """Remove files until at most `keep_bytes` remain."""
-        while self.allocated_bytes() > keep_bytes and self.drop_largest():
-            pass
+        """Remove files, the largest first, until at most `keep_bytes` remain."""
+        files = sorted(self._files())
+        held_bytes = sum(size for size, _ in files)
+        while files and held_bytes > keep_bytes:
+            size_bytes, name = files.pop()
+            (self.path / name).unlink(missing_ok=True)
+            held_bytes -= size_bytes
 
     def drop_largest(self) -> bool:
         """Remove one file; False where there is none."""
@@ -50,14 +55,10 @@ class FreeFiles:
         return bool(files)
 
     def _files(self) -> list[tuple[int, str]]:
-        files = []
-        for name in self._names():
-            with suppress(FileNotFoundError):
-                files.append(((self.path / name).stat().st_blocks * 512, name))
+        files: list[tuple[int, str]] = []
+        with suppress(FileNotFoundError), os.scandir(self.path) as entries:  # or no spool at all
+            for entry in entries:
+                if RequestId.is_one(entry.name):
+                    with suppress(FileNotFoundError):
+                        files.append((entry.stat().st_blocks * 512, entry.name))
         return files
-
-    def _names(self) -> list[str]:
-        try:
-            return [path.name for path in self.path.iterdir() if RequestId.parse(path.name)]
-        except FileNotFoundError:
-            return []  # the whole spool was removed

@@ -40,6 +40,11 @@ class RequestId:
     def __str__(self) -> str:  # type: ignore[explicit-override]
         return f"hs-{self.run}-{self.sample}-{self.attempt}-{self.rows}"
 
+    @staticmethod
+    def is_one(text: str) -> bool:
+        """Tell whether a text is an id; cheaper than reading it."""
+        return _RID.fullmatch(text) is not None
+
     @classmethod
     def parse(cls, text: str) -> RequestId | None:
         """Read an id; None for anything that is not exactly one.

@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo demo-sglang test test-faults test-sglang test-newer check schemas bench bench-capture wheel clean
+.PHONY: demo demo-sglang test test-faults test-sglang test-newer check schemas bench bench-capture semantic-study wheel clean
 
 demo: .venv/demo-ready
 	$(BIN)/python tools/demo.py
@@ -19,9 +19,8 @@ demo-sglang: .venv/demo-ready .venv-sglang/ready
 # Where the environment of SGLang cannot be made, its tests say so loudly and are skipped; with
 # HSSTORE_REQUIRE_SGLANG=1, as in CI, they fail. One after the other: each server fills the cores.
 test: .venv/test-ready
-	$(BIN)/python -m pytest -n auto --dist loadfile --ignore tests/sglang \
-		--ignore tests/faults --ignore tests/watchdog --ignore tests/doctor
-	$(BIN)/python -m pytest -n auto --dist loadfile $(FAULTS_SHORT)
+	$(BIN)/python -m pytest -n auto --dist loadfile $(addprefix --ignore ,tests/sglang $(FAULTS))
+	$(BIN)/python -m pytest -n $(FAULT_WORKERS) --dist loadfile $(FAULTS)
 	-$(MAKE) .venv-sglang/ready
 	$(BIN)/python -m pytest tests/sglang $(addprefix --ignore tests/sglang/,$(SGLANG_LONG))
 
@@ -29,14 +28,12 @@ test: .venv/test-ready
 SGLANG_LONG := $(addprefix test_,$(addsuffix .py,canary containers data_parallel decode faults memory \
 	other_users restarts vanished_spool))
 
-# Disks that freeze, fill up, fail and lose power. What cannot be produced here is skipped by name.
-FAULTS_SHORT := $(addprefix tests/faults/test_,$(addsuffix .py,frozen_output network_manners output_refuses \
-	power_cut))
-
-# All faults of disks, clients, servers and clocks: root, loop mounts, FUSE (Debian's fuse3), a C compiler. Ten
-# minutes, mostly waiting.
+# Disks that freeze, fill up, fail and lose power; clients, servers and clocks that do: root, loop mounts,
+# FUSE (Debian's fuse3), a C compiler. What cannot be produced here is skipped by name. They mostly wait.
+FAULTS := tests/faults tests/watchdog tests/doctor
+FAULT_WORKERS ?= 4
 test-faults: .venv/test-ready
-	$(BIN)/python -m pytest -n auto --dist loadfile tests/faults tests/watchdog tests/doctor
+	$(BIN)/python -m pytest -n $(FAULT_WORKERS) --dist loadfile $(FAULTS)
 
 test-sglang: .venv/test-ready .venv-sglang/ready
 	HSSTORE_REQUIRE_SGLANG=1 $(BIN)/python -m pytest tests/sglang
@@ -59,6 +56,12 @@ bench: .venv/test-ready
 # What capture costs a real SGLang on the CPU; for a machine that does nothing else.
 bench-capture: .venv/test-ready .venv-sglang/ready
 	$(BIN)/python tools/bench_capture.py
+
+# What `verify --semantic` finds and misses on a thousand real conversations: 25 minutes of states first.
+semantic-study: .venv/test-ready
+	$(BIN)/pip install --quiet --group study
+	$(BIN)/python tools/convert_smollm2.py demo/model
+	$(BIN)/python tools/semantic_study.py
 
 # The storage library on a newer Python, which means a newer zarr too; torch is not needed for it.
 NEWER_PYTHON ?= python3.12
@@ -90,7 +93,7 @@ clean:
 	touch $@
 
 .venv/test-ready: .venv/demo-ready
-	$(BIN)/pip install --quiet --editable '.[torch,distributed]' --group test
+	$(BIN)/pip install --quiet --editable '.[torch,distributed]' --group test --group test-torch
 	touch $@
 
 .venv/lint-ready: .venv/test-ready
@@ -100,7 +103,7 @@ clean:
 build/newer-venv/ready: pyproject.toml
 	$(NEWER_PYTHON) -m venv build/newer-venv
 	build/newer-venv/bin/pip install --quiet --upgrade pip
-	build/newer-venv/bin/pip install --quiet --editable . --group test
+	build/newer-venv/bin/pip install --quiet --editable '.[distributed]' --group test
 	touch $@
 
 .venv-sglang/ready: tools/install_sglang_cpu.sh tests/sglang/platform/pyproject.toml pyproject.toml

@@ -4,4 +4,5 @@ from __future__ import annotations
 
 from hsstore.cli import main
 
-main()
+if __name__ == "__main__":  # worker processes of `--processes` import this module again
+    main()

@@ -28,6 +28,7 @@ from hsstore.files import (
     read_again_if_stale,
     write_durably,
 )
+from hsstore.rows import RowReader
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -120,6 +121,7 @@ class Arrays:
     def __init__(self, group: zarr.Group) -> None:
         self._group = group
         self._opened: dict[str, zarr.Array[Any]] = {}
+        self._rows = RowReader(self._path(""))
 
     @classmethod
     def create(cls, root: Path) -> Arrays:
@@ -227,6 +229,15 @@ class Arrays:
                 return np.asarray(read_again_if_stale(lambda: self._array(name)[where]))
         except (ValueError, RuntimeError) as error:
             raise CorruptStoreError(f"array {name}: {error}") from error
+
+    def read_rows(self, name: str, where: slice) -> npt.NDArray[Any]:
+        """Read part of `input_ids` or `loss_mask`; what was read last is kept.
+
+        Raises
+        ------
+        CorruptStoreError
+        """
+        return self._rows.read(name, where)
 
     def missing_chunks(self, name: str) -> int:
         """Count the chunk files that are missing or empty: zarr reads fill values in their place."""

@@ -34,6 +34,7 @@ from hsstore.spec import Dataset, LayoutSizes, Model, StoreSpec
 from hsstore.store import Store
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     import numpy.typing as npt
@@ -87,6 +88,7 @@ def create_store(
     tokenizer_hash: str | None = None,
     options: LayoutOptions | None = None,
     golden: Golden | None = None,
+    finish: Callable[[Path], None] | None = None,
 ) -> Store:
     """Create a store with everything but its payload, or open the one that is already there.
 
@@ -94,6 +96,8 @@ def create_store(
     ----------
     norm_weight : float32 (hidden,)
         Weight of the model's final norm.
+    finish : callable, optional
+        Adds to the store, durably, before it has its name; given the directory where it is then.
 
     Raises
     ------
@@ -101,7 +105,9 @@ def create_store(
         A store is there, and it was made for another model or from other data.
     """
     if not path.exists():
-        _build_and_rename(path, dataset, model, norm_weight, tokenizer_hash, options, golden)
+        _build_and_rename(
+            path, dataset, model, norm_weight, tokenizer_hash, options, golden, finish
+        )
     store = Store.open(path)  # ours, or that of whoever was first
     store.spec.refuse_other_model(model)
     store.spec.refuse_other_dataset(dataset.fingerprint())
@@ -116,6 +122,7 @@ def _build_and_rename(
     tokenizer_hash: str | None,
     options: LayoutOptions | None,
     golden: Golden | None,
+    finish: Callable[[Path], None] | None,
 ) -> None:
     layout = layout_for(dataset.length, model, options)
     codec = (options or LayoutOptions()).codec
@@ -126,6 +133,8 @@ def _build_and_rename(
             make_directory(path.parent)
             building.mkdir()
         _build(building, spec, dataset, layout, norm_weight, golden)
+        if finish is not None:
+            finish(building)
         with output_errors(path):
             rename_directory_without_replacing(building, path)
     finally:

@@ -27,7 +27,7 @@ def store_info(store: Store) -> Info:
     state = store.completion()
     tokens_complete = int(store.length[state.complete].sum(dtype=np.int64))
     bytes_raw = tokens_complete * layout.geometry.row_bytes
-    files, bytes_stored = _disk_usage(store.path)
+    files, bytes_stored = disk_usage(store.path)
     codes, counts = np.unique(state.failed[state.failed != 0], return_counts=True)
     return Info(
         path=str(store.path),
@@ -62,15 +62,18 @@ def store_info(store: Store) -> Info:
     )
 
 
-def _disk_usage(root: Path) -> tuple[int, int]:
-    """Count the files below a directory, and their bytes. There may be millions: no `Path` for each."""
+def disk_usage(root: Path) -> tuple[int, int]:
+    """Count the files below a directory, and their bytes.
+
+    There may be millions: no `Path` for each.
+    """
     files = size = 0
     with os.scandir(root) as entries:
         for entry in entries:
             # A run may be renaming files meanwhile.
             with suppress(FileNotFoundError):
                 if entry.is_dir():
-                    below = _disk_usage(Path(entry.path))
+                    below = disk_usage(Path(entry.path))
                     files, size = files + below[0], size + below[1]
                 elif entry.is_file():
                     files, size = files + 1, size + entry.stat().st_size

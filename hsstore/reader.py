@@ -16,7 +16,7 @@ import errno
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby, zip_longest
+from itertools import chain, groupby, repeat
 from threading import Lock, local
 from typing import TYPE_CHECKING, Any
 
@@ -73,10 +73,6 @@ class Fetch:
     shard: ShardReader
     read: Read
     pieces: list[Piece]
-
-    def is_cached(self) -> bool:
-        """Guess whether the disk is needed for it."""
-        return self.shard.is_cached(self.read.offset)
 
     def expect(self) -> None:
         """Tell the kernel."""
@@ -167,6 +163,30 @@ class PayloadReader:
         self._read_or_open_anew(sample, list(self._pieces(sample, start, wanted, out)))
         return out
 
+    def read_parts(
+        self, sample: int, parts: Sequence[tuple[int, Sequence[int], npt.NDArray[Any]]]
+    ) -> None:
+        """Read several parts of one sample in one pass over its bytes.
+
+        Parameters
+        ----------
+        parts : (first row, slots, out)
+            `out`, uint16 or uint32 (rows, slots, hidden) with any strides, says how many rows. Parts
+            that share a chunk decode it once each.
+
+        Raises
+        ------
+        CorruptStoreError
+            As in `read`.
+        """
+        count = self._layout.geometry.slots
+        pieces = [
+            piece
+            for first, slots, out in parts
+            for piece in self._pieces(sample, first, _slot_numbers(slots, count), out)
+        ]
+        self._read_or_open_anew(sample, sorted(pieces, key=lambda piece: piece.shard))
+
     def read_encoded(self, sample: int, place: ChunkPlace) -> bytes:
         """Read one encoded chunk of a sample as it is stored."""
         try:
@@ -217,13 +237,25 @@ class PayloadReader:
             self._read(sample, pieces)
 
     def _read(self, sample: int, pieces: list[Piece]) -> None:
-        fetches = list(self._fetches(sample, pieces))
-        cold = len(fetches) > 1 and not (fetches[0].is_cached() and fetches[-1].is_cached())
-        expected = fetches if cold else []
-        for fetch in expected[:EXPECTED_READS]:
-            fetch.expect()
-        later = zip_longest(fetches, expected[EXPECTED_READS:])
-        run_all([partial(self._take, sample, *both) for both in later])
+        fetches = self._fetches(sample, pieces)
+        expected: list[Fetch] = []
+        if len(pieces) > 1 and not self._is_cached(pieces):
+            # For the page cache's sake all is planned first. Otherwise it is while others decode.
+            fetches = iter(expected := list(fetches))
+            for fetch in expected[:EXPECTED_READS]:
+                fetch.expect()
+        later = chain(expected[EXPECTED_READS:], repeat(None))
+        take = (partial(self._take, sample, *both) for both in zip(fetches, later, strict=False))
+        run_all(take, len(pieces))
+
+    def _is_cached(self, pieces: list[Piece]) -> bool:
+        """Guess whether the disk is not needed, from the first piece and from the last."""
+        try:
+            return all(
+                self._shard(end.shard).is_cached(end.chunk) for end in (pieces[0], pieces[-1])
+            )
+        except CorruptStoreError:  # told again, with the sample, when it is planned
+            return False
 
     def _fetches(self, sample: int, pieces: list[Piece]) -> Iterator[Fetch]:
         for shard, here in groupby(pieces, key=lambda piece: piece.shard):

@@ -1,4 +1,4 @@
-"""Read the completion arrays: each span of one is a plain file, its values and their crc32c.
+"""The files of the completion arrays: each span of one is plain, its values and their crc32c.
 
 Zarr reads them as well, ten times slower: a store has hundreds of these files, a run reads all of
 them several times before its first request, and a reader needs one for each sample.
@@ -14,7 +14,7 @@ import numpy as np
 
 from hsstore.activity import operation
 from hsstore.errors import CorruptStoreError
-from hsstore.files import read_again_if_stale
+from hsstore.files import output_errors, read_again_if_stale, write_durably
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,3 +91,19 @@ def read_span(path: Path, dtype: npt.DTypeLike, count: int) -> tuple[npt.NDArray
     elif struct.pack("<I", google_crc32c.value(body)) != crc:
         problem = "does not pass its crc32c"
     return np.frombuffer(body, dtype), problem
+
+
+def write_span(path: Path, values: npt.NDArray[Any]) -> None:
+    """Replace the file of one span, durably: it is the old one or the new one, also after a crash.
+
+    Parameters
+    ----------
+    values : bool, uint8 or uint64 (samples of a span,)
+
+    Raises
+    ------
+    OutputError
+    """
+    body = values.tobytes()
+    with output_errors(path):
+        write_durably(path, body + struct.pack("<I", google_crc32c.value(body)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
@@ -19,6 +18,7 @@ from hsstore.errors import CorruptStoreError, InputError, NotExtractedError, Ref
 from hsstore.index import SampleIndex
 from hsstore.layout import plan_layout
 from hsstore.reader import PayloadReader
+from hsstore.sample import Completion, Sample
 from hsstore.seal import attributes_hash
 from hsstore.spans import read_spans
 from hsstore.spec import FORMAT, FailureReason, RunRecord, StoreSpec
@@ -26,44 +26,17 @@ from hsstore.spec import FORMAT, FailureReason, RunRecord, StoreSpec
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    import dask.array
+    import dask.dataframe
     import numpy.typing as npt
+    from dask.delayed import Delayed
 
     from hsstore.layout import Layout
-    from hsstore.writer import BlockWriter
+    from hsstore.views.array import Column
+    from hsstore.writer import SealableBlock
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One training sample, unshifted: row t holds token t and the states at token t.
-
-    Attributes
-    ----------
-    input_ids : int32 (T,)
-    loss_mask : uint8 (T,)
-        1 where the token itself is supervised.
-    hidden_states : bfloat16, float16 or float32 (T, slots, hidden)
-        The captured layers in ascending order, then the final state.
-    """
-
-    index: int
-    sample_id: str
-    input_ids: npt.NDArray[np.int32]
-    loss_mask: npt.NDArray[np.uint8]
-    hidden_states: npt.NDArray[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """The completion arrays of some samples, as they were read: `complete` first."""
-
-    complete: npt.NDArray[np.bool_]
-    failed: npt.NDArray[np.uint8]
-    digest: npt.NDArray[np.uint64]
-
-    @property
-    def pending(self) -> npt.NDArray[np.bool_]:
-        """Samples that are neither complete nor failed."""
-        return np.asarray(~self.complete & (self.failed == 0))
+__all__ = ["Completion", "Sample", "Store"]
 
 
 class Store:
@@ -204,7 +177,7 @@ class Store:
 
     def _row_array(self, name: str, sample: int) -> npt.NDArray[Any]:
         start = self.index.row_start[sample]
-        return self._arrays.read(name, slice(start, start + self.index.length[sample]))
+        return self._arrays.read_rows(name, slice(start, start + self.index.length[sample]))
 
     # --- completion and payload ---------------------------------------------------------------
 
@@ -264,7 +237,7 @@ class Store:
             Its payload does not pass the crc.
         """
         sample = range(len(self))[index]
-        self._require_complete(sample)
+        self.require_complete(sample)
         bits = None if out is None else out.view(self.bits)
         read = self.payload.read(sample, rows=rows, slots=slots, out=bits)
         return read.view(native_dtype(self.spec.model.dtype))
@@ -274,7 +247,8 @@ class Store:
         """The dtype of raw bit patterns: uint16 or uint32."""
         return bits_dtype(self.spec.model.dtype)
 
-    def _require_complete(self, sample: int) -> None:
+    def require_complete(self, sample: int) -> None:
+        """Raise NotExtractedError unless the bit of a sample is set."""
         here = slice(sample, sample + 1)
         if self._spans("complete", here)[0]:
             return
@@ -283,11 +257,38 @@ class Store:
             raise NotExtractedError(f"{name} failed: {self.spec.failure_label(code)}")
         raise NotExtractedError(f"{name} is pending: run hsstore extract")
 
+    # --- Dask ---------------------------------------------------------------------------------
+
+    def to_dask_array(
+        self,
+        column: Column = "hidden_states",
+        *,
+        slots: Sequence[int] | None = None,
+        dtype: npt.DTypeLike | None = np.float32,
+        padding: bool = False,
+    ) -> dask.array.Array:
+        """Return the rows of the samples that are complete now; see `hsstore.views.to_dask_array`."""
+        from hsstore.views import to_dask_array  # noqa: PLC0415  # opening a store needs no Dask
+
+        return to_dask_array(self, column, slots=slots, dtype=dtype, padding=padding)
+
+    def to_delayed(self) -> list[Delayed]:
+        """Return a Dask task for each block with complete samples; see `hsstore.views.to_delayed`."""
+        from hsstore.views import to_delayed  # noqa: PLC0415
+
+        return to_delayed(self)
+
+    def to_dataframe(self, *, pending: bool = False) -> dask.dataframe.DataFrame:
+        """Return one row for each complete sample, or for all; see `hsstore.views.to_dataframe`."""
+        from hsstore.views import to_dataframe  # noqa: PLC0415
+
+        return to_dataframe(self, pending=pending)
+
     # --- commit -------------------------------------------------------------------------------
 
     def commit(
         self,
-        writer: BlockWriter,
+        writer: SealableBlock,
         failed: Mapping[int, FailureReason],
         check_claim: Callable[[], None],
     ) -> set[int]:

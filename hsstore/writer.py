@@ -8,7 +8,7 @@ committed in part is continued by copying its encoded chunks, decoding nothing.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hsstore.digest import payload_digest
 from hsstore.shard import shard_path
@@ -31,6 +31,18 @@ if TYPE_CHECKING:
 
 LOOKAHEAD_CHUNKS = 8
 """Chunks being encoded, or encoded and not yet written: the memory of the writer."""
+
+
+class SealableBlock(Protocol):
+    """What `Store.commit` takes: a block whose states are written, or nearly so."""
+
+    block: Block
+
+    def seal(self) -> dict[int, int]:
+        """Make the states durable, and return the digest of each sample whose bit is to be set."""
+
+    def publish(self) -> None:
+        """Give the files their names, durably."""
 
 
 class BlockWriter:

@@ -28,8 +28,10 @@ from tools.bench_json import RESULTS, ROOT
 
 BENCHMARKS: dict[str, tuple[str, ...]] = {
     "codec": ("bench_codecs.py", "--megabytes", "60", "--rounds", "3"),
-    "ingest": ("bench_ingest.py", "--samples", "6", "--rounds", "3"),
-    "read": ("bench_read.py", "--samples", "6", "--rounds", "3"),
+    "ingest": ("bench_ingest.py", "--samples", "6", "--rounds", "7"),
+    "read": ("bench_read.py", "--samples", "6", "--rounds", "7"),
+    "verify": ("bench_verify.py", "--megabytes", "240", "--rounds", "5"),
+    "semantic": ("bench_semantic.py", "--samples", "8", "--tokens", "384"),
     "spool": ("bench_spool.py", "--rounds", "5"),
     "scale": ("bench_scale.py", "--small", "--rounds", "1"),
 }
@@ -72,6 +74,13 @@ ROWS = (
     Row("read.warm_vs_limit", "x the same chunks decoded from memory", ">= 0.9"),
     Row("read.warm_vs_zarr_python", "x zarr-python, from the page cache", ">= 2"),
     Row("read.slow_disk_vs_pt", "x torch.load of .pt, disk of 500 MB/s", ">= 1.3"),
+    Row("verify.vs_limit", "x read, decode, hash, hidden 7,168", ">= 0.8"),
+    Row("verify.vs_limit_narrow", "x read, decode, hash, hidden 576", ">= 0.8"),
+    Row("verify.semantic_us_per_token", "us of one core, --semantic, hidden 576", "<= 150"),
+    Row("verify.semantic_us_per_token_7168", "the same, hidden 7,168"),
+    Row(
+        "verify.full_vocabulary_us_per_token", "us, the loss against all 49,152 tokens, hidden 576"
+    ),
     Row("spool.reused_vs_fresh", "x fresh files through the same tmpfs", ">= 4"),
     Row("scale.open_seconds_1e7", "s to open 10 M samples and find one", "<= 1"),
     Row("scale.open_mb_1e7", "MB resident then", "<= 1000"),

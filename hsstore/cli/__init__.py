@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from hsstore.cli import doctor, extract, info, plan, serve, status, verify  # noqa: F401  # importing a command registers it
+from hsstore.cli import consolidate, doctor, extract, info, plan, serve, status, verify  # noqa: F401  # importing a command registers it
 from hsstore.cli.app import app
 
 

@@ -10,6 +10,8 @@ import typer
 from hsstore.cli.app import app
 from hsstore.cli.options import (
     GB,
+    ApiKeyFile,
+    CaCert,
     ChatTemplateKwargs,
     ChunkRows,
     Codec,
@@ -25,8 +27,8 @@ from hsstore.cli.options import (
     TrainOn,
     TrustRemoteCode,
     data_options,
+    server_and_spool,
 )
-from hsstore.errors import InputError
 
 ModelDir = Annotated[Path | None, typer.Option("--model", help="The model's directory: tokenizer.")]
 
@@ -45,13 +47,8 @@ def extract(
     spool: Annotated[
         Path | None, typer.Option(help="The server's spool [default: by the server's port].")
     ] = None,
-    api_key_file: Annotated[
-        Path | None, typer.Option(help="File with the server's API key [default: HSSTORE_API_KEY].")
-    ] = None,
-    ca_cert: Annotated[
-        Path | None,
-        typer.Option(help="PEM file with the private authority that signed an https server's."),
-    ] = None,
+    api_key_file: ApiKeyFile = None,
+    ca_cert: CaCert = None,
     train_on: TrainOn = "all",
     max_tokens: MaxTokens = None,
     too_long: TooLong = "truncate",
@@ -118,7 +115,7 @@ def extract(
     from extraction.options import ExtractOptions
     from extraction.supervisor import supervise
 
-    url, spool_path = _server(server, spool)
+    url, spool_path = server_and_spool("--server", server, spool)
     options = ExtractOptions(
         store=store,
         server=url,
@@ -160,29 +157,3 @@ def extract(
         metrics_port=metrics_port,
     )
     raise typer.Exit(supervise(options))
-
-
-def _server(server: str, spool: Path | None) -> tuple[str, Path]:
-    """Split URL=SPOOL, and fill in the default spool of a port."""
-    from urllib.parse import urlsplit
-
-    from extraction.spool import default_spool
-
-    url, _, path = server.partition("=")
-    if "@" in url:  # not shown: status, log and store would have it too
-        raise InputError(
-            "--server: no user or password in a URL, please: put an API key into HSSTORE_API_KEY "
-            "or a file for --api-key-file"
-        )
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        raise InputError(f"--server {url}: {error}") from None
-    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
-        raise InputError(f"--server {url}: not a URL such as http://127.0.0.1:30000")
-    if path or spool:
-        return url, Path(path) if path else Path(spool or "")
-    if port is None:
-        raise InputError(f"--server {url}: no port, so --spool is needed")
-    return url, default_spool(port)

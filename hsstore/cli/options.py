@@ -21,6 +21,22 @@ AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON document, as schemas/ describes it.")
 ]
 
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Threads; with --processes, of each process.", show_default="all CPUs"
+    ),
+]
+Processes = Annotated[
+    int | None, typer.Option(min=1, help="Use so many worker processes on this machine.")
+]
+Scheduler = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS", help="Use a dask.distributed cluster, such as tcp://host:8786."
+    ),
+]
+
 DataFiles = Annotated[
     list[Path] | None,
     typer.Option(
@@ -58,6 +74,14 @@ Layers = Annotated[
     typer.Option(help="Layers to capture, such as 1,14,26 (0-based outputs) [default: EAGLE-3's]."),
 ]
 
+ApiKeyFile = Annotated[
+    Path | None, typer.Option(help="File with the server's API key [default: HSSTORE_API_KEY].")
+]
+CaCert = Annotated[
+    Path | None,
+    typer.Option(help="PEM file with the private authority that signed an https server's."),
+]
+
 GB = 1e9
 
 
@@ -92,6 +116,38 @@ def layer_list(text: str | None) -> tuple[int, ...] | None:
         return tuple(int(layer) for layer in text.split(","))
     except ValueError:
         raise InputError(f"--layers {text}: not a list such as 1,14,26") from None
+
+
+def server_and_spool(option: str, server: str, spool: Path | None = None) -> tuple[str, Path]:
+    """Split URL=SPOOL, and fill in the default spool of a port.
+
+    Raises
+    ------
+    InputError
+        It is no URL, or has a password in it, or no port while no spool is named.
+    """
+    from urllib.parse import urlsplit
+
+    from extraction.spool import default_spool
+
+    url, _, path = server.partition("=")
+    if "@" in url:  # not shown: status, log and store would have it too
+        raise InputError(
+            f"{option}: no user or password in a URL, please: put an API key into HSSTORE_API_KEY "
+            "or a file for --api-key-file"
+        )
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise InputError(f"{option} {url}: {error}") from None
+    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
+        raise InputError(f"{option} {url}: not a URL such as http://127.0.0.1:30000")
+    if path or spool:
+        return url, Path(path) if path else Path(spool or "")
+    if port is None:
+        raise InputError(f"{option} {url}: no port, so its spool is needed: give URL=SPOOL")
+    return url, default_spool(port)
 
 
 def _json_object(option: str, text: str) -> dict[str, Any]:

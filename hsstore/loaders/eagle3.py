@@ -1,19 +1,17 @@
-"""EAGLE-3 training data: unshifted samples, and batches shifted by one.
-
-Shapes: B samples, T tokens, L = longest T - 1 rows, A captured layers, H hidden.
-"""
+"""EAGLE-3 training data as a map-style dataset: unshifted samples, and their collation."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 import torch
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 from typing_extensions import override
 
-from hsstore.errors import InputError
+from hsstore.loaders.alignment import Widths, assemble
+from hsstore.loaders.selection import aux_slots, completeness, of_split
 from hsstore.loaders.tensors import read_states
 from hsstore.store import Store
 
@@ -23,10 +21,14 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from hsstore.loaders.alignment import Eagle3Batch
+
 
 class Eagle3Sample(TypedDict):
     """One sample, unshifted: row t holds token t and the states at token t."""
 
+    sample: int
+    """Its index in the store."""
     input_ids: torch.Tensor
     """int64 [T]"""
     loss_mask: torch.Tensor
@@ -35,23 +37,6 @@ class Eagle3Sample(TypedDict):
     """[T, A*H], in the store's dtype: the captured layers, ascending, side by side."""
     final_state: torch.Tensor
     """[T, H], in the store's dtype; after or before the final norm as `spec.model.final` says."""
-
-
-class Eagle3Batch(TypedDict):
-    """Samples shifted by one and padded on the right; see `eagle3_collate`."""
-
-    input_ids: torch.Tensor
-    """int64 [B, L]: token t+1."""
-    aux_states: torch.Tensor
-    """[B, L, A*H]: states at token t."""
-    target_states: torch.Tensor
-    """[B, L, H]: final state at token t+1."""
-    loss_mask: torch.Tensor
-    """int64 [B, L]: whether token t+1 is supervised; 0 in padding."""
-    attention_mask: torch.Tensor
-    """int64 [B, L]: 0 in padding."""
-    position_ids: torch.Tensor
-    """int64 [B, L]: t; 0 in padding."""
 
 
 class Eagle3Dataset(Dataset[Eagle3Sample]):
@@ -64,28 +49,23 @@ class Eagle3Dataset(Dataset[Eagle3Sample]):
     ----------
     split : str, optional
         Samples of this split alone.
+    layers : ints, optional
+        The captured layers that are read, in this order; all if it is left out.
 
     Raises
     ------
     InputError
-        There is no store, no such split, or the store has no final state.
+        There is no store, no such split or layer, or the store has no final state.
     """
 
-    def __init__(self, path: str | Path, split: str | None = None) -> None:
+    def __init__(
+        self, path: str | Path, split: str | None = None, *, layers: Sequence[int] | None = None
+    ) -> None:
         self.store = Store.open(path)
-        if self.store.spec.model.final == "none" or not self.store.spec.model.layers:
-            raise InputError(f"{path}: EAGLE-3 needs captured layers and the final state")
-        wanted = self.store.completion().complete
-        if split is not None:
-            wanted &= self.store.plan_array("split") == self._split_number(split)
-        self.samples = np.flatnonzero(wanted)
+        self._slots = [*aux_slots(self.store, layers), self.store.spec.model.slots - 1]
+        complete, _ = completeness(self.store)
+        self.samples = np.flatnonzero(complete & of_split(self.store, split))
         """int64 (len(self),): indices of the samples in the store."""
-
-    def _split_number(self, split: str) -> int:
-        names = self.store.spec.dataset.split_names
-        if split not in names:
-            raise InputError(f"{self.store.path}: no split {split!r}; there are {list(names)}")
-        return names.index(split)
 
     def __len__(self) -> int:
         """Count the samples."""
@@ -95,8 +75,9 @@ class Eagle3Dataset(Dataset[Eagle3Sample]):
     def __getitem__(self, index: int) -> Eagle3Sample:
         """Read one sample; its states are views of one buffer, nothing is copied."""
         sample = int(self.samples[index])
-        states = read_states(self.store, sample, contiguous=True)
+        states = read_states(self.store, sample, slots=self._slots, contiguous=True)
         return {
+            "sample": sample,
             "input_ids": torch.from_numpy(self.store.input_ids(sample).astype(np.int64)),
             "loss_mask": torch.from_numpy(self.store.loss_mask(sample).astype(np.int64)),
             "aux_states": states[:, :-1].flatten(1),
@@ -104,18 +85,43 @@ class Eagle3Dataset(Dataset[Eagle3Sample]):
         }
 
     @override
-    def __getstate__(self) -> tuple[Path, npt.NDArray[np.int64]]:
+    def __getstate__(self) -> tuple[Path, list[int], npt.NDArray[np.int64]]:
         """Pickle what to open, not what is open."""
-        return self.store.path, self.samples
+        return self.store.path, self._slots, self.samples
 
-    def __setstate__(self, state: tuple[Path, npt.NDArray[np.int64]]) -> None:
+    def __setstate__(self, state: tuple[Path, list[int], npt.NDArray[np.int64]]) -> None:
         """Open the store anew, with the same samples."""
-        path, self.samples = state
+        path, self._slots, self.samples = state
         self.store = Store.open(path)
 
 
-def eagle3_collate(samples: Sequence[Eagle3Sample]) -> Eagle3Batch:
-    """Align samples for EAGLE-3 and pad them on the right with zeros.
+@dataclass(frozen=True, slots=True)
+class _InMemory:
+    """A sample that was read before."""
+
+    item: Eagle3Sample
+    rows: int
+
+    @property
+    def sample(self) -> int:
+        return self.item["sample"]
+
+    def tokens(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.item["input_ids"], self.item["loss_mask"]
+
+    def fill(self, aux: torch.Tensor, target: torch.Tensor) -> None:
+        aux.copy_(self.item["aux_states"][: self.rows])
+        target.copy_(self.item["final_state"][1 : self.rows + 1])
+
+
+def eagle3_collate(
+    samples: Sequence[Eagle3Sample],
+    *,
+    max_length: int | None = None,
+    pack_rows: int | None = None,
+    dtype: torch.dtype | None = None,
+) -> Eagle3Batch:
+    """Align samples for EAGLE-3, and pad them on the right with zeros, or pack them.
 
     A draft model, in row t, is given the target's states at token t and the token that the target
     chose next, t+1; it has to predict what the target predicts from there, token t+2. So the
@@ -138,21 +144,34 @@ def eagle3_collate(samples: Sequence[Eagle3Sample]) -> Eagle3Batch:
     given ``c``, the draft continues. This is the alignment of speculators, and of SpecForge but for
     its loss mask, which SpecForge does not shift.
 
+    Packed with ``x y z`` into 8 rows, it is one line::
+
+        aux_states        states at      a  b  c  d  x  y  -  -
+        input_ids         token          b  c  d  e  y  z  0  0
+        position_ids                     0  1  2  3  0  1  0  0
+        document_ids                     0  0  0  0  1  1 -1 -1
+
+    Parameters
+    ----------
+    max_length : int, optional
+        Longer samples are cut to so many tokens first.
+    pack_rows : int, optional
+        Put all samples into one line of so many rows, instead of each into a line of its own.
+    dtype : torch.dtype, optional
+        Of the states in the batch; otherwise that of the first sample.
+
     Returns
     -------
     Eagle3Batch
+
+    Raises
+    ------
+    ValueError
+        The samples do not fit into `pack_rows`.
     """
-    rows = [len(sample["input_ids"]) - 1 for sample in samples]
-    positions = [torch.arange(count) for count in rows]
-    return {
-        "input_ids": _pad([sample["input_ids"][1:] for sample in samples]),
-        "aux_states": _pad([sample["aux_states"][:-1] for sample in samples]),
-        "target_states": _pad([sample["final_state"][1:] for sample in samples]),
-        "loss_mask": _pad([sample["loss_mask"][1:] for sample in samples]),
-        "attention_mask": _pad([torch.ones(count, dtype=torch.int64) for count in rows]),
-        "position_ids": _pad(positions),
-    }
-
-
-def _pad(tensors: list[torch.Tensor]) -> torch.Tensor:
-    return pad_sequence(tensors, batch_first=True)
+    sources = [
+        _InMemory(item, min(len(item["input_ids"]), max_length or 2**62) - 1) for item in samples
+    ]
+    aux, final = samples[0]["aux_states"], samples[0]["final_state"]
+    widths = Widths(aux.shape[1], final.shape[1], dtype or aux.dtype)
+    return assemble(sources, widths, pack_rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -10,6 +10,8 @@ from hsstore.buffers import shared_pool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import numpy.typing as npt
 
     from hsstore.store import Store
 
@@ -19,6 +21,17 @@ _DTYPES = {
     "float32": torch.float32,
 }
 _BITS = {2: torch.uint16, 4: torch.uint32}
+
+
+def torch_dtype(store: Store) -> torch.dtype:
+    """Return the dtype of a store's states."""
+    return _DTYPES[store.spec.model.dtype]
+
+
+def bits_of(states: torch.Tensor) -> npt.NDArray[Any]:
+    """Return the raw bits of a tensor of states, in its memory."""
+    bits: npt.NDArray[Any] = states.detach().view(_BITS[states.dtype.itemsize]).numpy()
+    return bits
 
 
 def read_states(
@@ -60,7 +73,7 @@ def read_states(
     ValueError
         `out` has another shape or dtype.
     """
-    dtype = _DTYPES[store.spec.model.dtype]
+    dtype = torch_dtype(store)
     if out is None and contiguous:
         memory = shared_pool.empty(_shape(store, index, rows, slots), store.bits)
         out = torch.from_numpy(memory).view(dtype)
@@ -69,8 +82,7 @@ def read_states(
         return torch.from_numpy(bits).view(dtype)
     if out.dtype != dtype:
         raise ValueError(f"out is {out.dtype}; the store has {dtype}")
-    target = out.detach().view(_BITS[store.bits.itemsize]).numpy()
-    store.states(index, rows=rows, slots=slots, out=target)
+    store.states(index, rows=rows, slots=slots, out=bits_of(out))
     return out
 
 

@@ -14,7 +14,7 @@ from hsstore.files import (
     start_writing,
     wait_for_writing,
 )
-from hsstore.shard.index import empty_index, encode_index
+from hsstore.shard.index import MISSING, empty_index, encode_index
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,6 +58,10 @@ class ShardWriter:
         self._offset += len(encoded)
         with output_errors(self._final):
             self._send_windows()
+
+    def drop(self, chunk: int) -> None:
+        """Take a chunk out of the index, if it is there; its bytes stay unused."""
+        self._index[chunk] = MISSING
 
     def _send_windows(self) -> None:
         """Have the disk begin with each window that is full, and wait for the one before."""

@@ -1,5 +1,6 @@
-"""Prove that a store holds what it promises; read-only, and on Dask."""
+"""Prove that a store holds what it promises, on Dask; read-only, unless it is told to repair."""
 
-from hsstore.verify.verify import verify_store
+from hsstore.verify.sampling import SampleChoice
+from hsstore.verify.verify import VerifyOptions, verify_store
 
-__all__ = ["verify_store"]
+__all__ = ["SampleChoice", "VerifyOptions", "verify_store"]

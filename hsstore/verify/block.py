@@ -8,8 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hsstore.report import BadKind
 from hsstore.shard import shard_path
+from hsstore.shard.index import MISSING
 from hsstore.verify.finding import Finding
 from hsstore.verify.states import BadPayloadError, StatesReader
 
@@ -17,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    import numpy as np
     import numpy.typing as npt
 
     from hsstore.dtype import DTypeName
@@ -53,30 +55,37 @@ class BlockTask:
     """Completion arrays whose chunk is damaged: any of their values may be wrong."""
     runs: tuple[RunTimes, ...]
     """Ascending by start."""
+    chosen: npt.NDArray[np.bool_] | None = None
+    """Which samples are looked at; None where all are, and the shards as wholes too."""
 
 
 @dataclass(slots=True)
 class BlockResult:
     """What was found in one block."""
 
+    norms: npt.NDArray[np.int64]
+    """See `StatesReader.norms`."""
     findings: list[Finding] = field(default_factory=list)
     checked: int = 0
     tokens_checked: int = 0
 
 
 def check_block(task: BlockTask) -> BlockResult:
-    """Check every sample of a block against its completion bit and its digest."""
+    """Check samples of a block against their completion bits and their digests."""
     reader = StatesReader(task.root, task.layout, task.dtype, task.codec)
-    result = BlockResult()
-    for index, complete in enumerate(task.completion.complete.tolist()):
-        if complete:
+    result = BlockResult(reader.norms)
+    chosen = (
+        range(len(task.length)) if task.chosen is None else np.flatnonzero(task.chosen).tolist()
+    )
+    for index in chosen:
+        if task.completion.complete[index]:
             result.findings += _check_complete(task, reader, index)
             result.checked += 1
             result.tokens_checked += int(task.length[index])
         else:
             result.findings += _check_incomplete(task, reader, index)
-    if not result.checked:
-        result.findings += _check_unused_shards(task, reader)
+    if task.chosen is None:
+        result.findings += _check_shards(task, reader, is_used=bool(result.checked))
     return result
 
 
@@ -85,12 +94,11 @@ def _check_complete(task: BlockTask, reader: StatesReader, index: int) -> Iterat
     if code := int(task.completion.failed[index]):
         detail = f"complete is set, and failed is {code}"
         yield Finding(sample, BadKind.COMPLETE_AND_FAILED, detail)
+    digest = int(task.completion.digest[index])
     try:
-        states = reader.look_at(index, int(task.length[index]))
+        yield from reader.check(index, int(task.length[index]), sample, digest)
     except BadPayloadError as error:
         yield Finding(sample, error.kind, str(error))
-    else:
-        yield from states.findings(sample, int(task.completion.digest[index]))
 
 
 def _check_incomplete(task: BlockTask, reader: StatesReader, index: int) -> Iterator[Finding]:
@@ -114,7 +122,7 @@ def _check_incomplete(task: BlockTask, reader: StatesReader, index: int) -> Iter
 
 def _holds(reader: StatesReader, index: int, length: int, digest: int) -> bool:
     try:
-        return bool(reader.look_at(index, length).hasher.intdigest() == digest)
+        return reader.digest(index, length) == digest
     except BadPayloadError:
         return False
 
@@ -126,10 +134,31 @@ def _was_interrupted(task: BlockTask) -> bool:
     return bool(ended) and not ended[-1]
 
 
-def _check_unused_shards(task: BlockTask, reader: StatesReader) -> Iterator[Finding]:
-    for shard in task.shards:
-        if shard_path(task.root, shard).exists():
-            try:
-                reader.shard(shard)
-            except BadPayloadError as error:
+def _check_shards(task: BlockTask, reader: StatesReader, *, is_used: bool) -> Iterator[Finding]:
+    """Check the shards as wholes: what belongs to no sample, and those that no sample is read from."""
+    for shard, is_known in zip(task.shards, _chunks_of_samples(task), strict=True):
+        if not shard_path(task.root, shard).exists():
+            continue
+        try:
+            is_there = reader.shard(shard).index[:, 0] != MISSING
+        except BadPayloadError as error:
+            if not is_used:
                 yield Finding(None, error.kind, f"{error}; no sample of it is complete")
+            continue
+        if strange := np.flatnonzero(is_there & ~is_known).tolist():
+            name = shard_path(task.root, shard).name
+            detail = f"{name}: {len(strange)} chunks, the first {strange[0]}, belong to no sample"
+            yield Finding(None, BadKind.PADDING, detail)
+
+
+def _chunks_of_samples(task: BlockTask) -> npt.NDArray[np.bool_]:
+    """Mark the chunks that hold rows of a sample, bool (shards of the block, chunks of a shard)."""
+    sizes = task.layout.geometry
+    first = task.layout.row_start // sizes.chunk_rows - task.shards.start * (
+        sizes.shard_rows // sizes.chunk_rows
+    )
+    change = np.zeros(len(task.shards) * sizes.shard_rows // sizes.chunk_rows + 1, np.int64)
+    change[first] += 1
+    change[first - (-task.length // sizes.chunk_rows)] -= 1
+    row_chunks = np.cumsum(change[:-1]) > 0
+    return np.repeat(row_chunks, sizes.slot_chunks).reshape(len(task.shards), -1)

@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 
 SAMPLE_ARRAYS = ("row_start", "length", "sample_id", "split", "metadata_end")
 ROW_ARRAYS = ("input_ids", "loss_mask")
-OTHER_ARRAYS = ("metadata", "norm_weight", "golden")
+OTHER_ARRAYS = ("norm_weight", "golden")
+HASHED = ("row_start", "length", *ROW_ARRAYS, "sample_id", "split")
+"""In the order of the plan hash."""
+UNREADABLE = (CorruptStoreError, OSError)
+AT_ONCE = 1 << 20
+"""Rows, samples or bytes that are read at once: few, whatever the size of the store."""
 
 
 def check_metadata(store: Store) -> Iterator[Finding]:
@@ -46,7 +51,7 @@ def check_lengths(store: Store) -> Iterator[Finding]:
     dataset = store.spec.dataset
     try:
         length = store.length
-    except CorruptStoreError as error:
+    except UNREADABLE as error:
         yield Finding(None, BadKind.PLAN, str(error))
         return
     tokens = int(length.sum(dtype=np.int64))
@@ -61,107 +66,170 @@ def check_lengths(store: Store) -> Iterator[Finding]:
 def check_plan(store: Store) -> Iterator[Finding]:
     """Check that the arrays of the plan are readable, consistent, and those of the plan hash.
 
-    Reads `input_ids` and `loss_mask` chunk by chunk.
+    Reads each array once, a part at a time; the ids and `row_start` a second time.
     """
-    unreadable = [*_check_readable(store), *_check_rows(store)]
+    hasher = PlanHasher()
+    unreadable = [
+        *_check_files(store),
+        *_check_others(store),
+        *(finding for name in HASHED for finding in _hash(store, name, hasher)),
+    ]
     if unreadable:
         yield from unreadable
         return
     yield from _check_row_start(store)
-    yield from _check_sample_ids(store)
+    yield from check_sample_ids(store)
     yield from _check_splits(store)
-    if _plan_hash(store) != store.spec.plan_hash:
+    if hasher.hexdigest() != store.spec.plan_hash:
         detail = "row_start, length, input_ids, loss_mask, sample_id or split has changed"
         yield Finding(None, BadKind.PLAN, detail)
 
 
-def _check_readable(store: Store) -> Iterator[Finding]:
-    for name in (*SAMPLE_ARRAYS, *OTHER_ARRAYS):
-        try:
-            store.plan_array(name)
-        except CorruptStoreError as error:
-            yield Finding(None, BadKind.PLAN, str(error))
-    for name in (*SAMPLE_ARRAYS, *ROW_ARRAYS, *OTHER_ARRAYS):
+def _check_files(store: Store) -> Iterator[Finding]:
+    for name in (*SAMPLE_ARRAYS, *ROW_ARRAYS, "metadata", *OTHER_ARRAYS):
         try:
             missing = store.missing_chunks(name)
-        except CorruptStoreError:
-            continue  # reported above, or by the rows
-        if missing:
-            yield Finding(
-                None, BadKind.PLAN, f"array {name}: {missing} chunk files are missing or empty"
-            )
+        except UNREADABLE as error:
+            yield Finding(None, BadKind.PLAN, str(error))
+            continue
+        if missing > 0:
+            detail = f"array {name}: {missing} chunk files are missing or empty"
+            yield Finding(None, BadKind.PLAN, detail)
 
 
-def _check_rows(store: Store) -> Iterator[Finding]:
-    for name in ROW_ARRAYS:
-        for window in _windows(store):
-            try:
-                store.plan_array(name, window)
-            except CorruptStoreError as error:
-                samples = _samples_in(store, window)
-                sample = samples.start if len(samples) == 1 else None
-                where = f"rows {window.start} to {window.stop - 1}"
-                if len(samples):
-                    where += f", samples {samples.start} to {samples.stop - 1}"
-                yield Finding(sample, BadKind.PLAN, f"{error} ({where})")
+def _check_others(store: Store) -> Iterator[Finding]:
+    """Read what is in no hash: its crc32c is all there is."""
+    try:
+        for window in _windows(len(store)):
+            store.plan_array("metadata_end", window)
+        metadata_bytes = int(store.plan_array("metadata_end", slice(len(store) - 1, None))[0])
+        for name in OTHER_ARRAYS:
+            store.plan_array(name)
+        for window in _windows(metadata_bytes):
+            store.plan_array("metadata", window)
+    except UNREADABLE as error:
+        yield Finding(None, BadKind.PLAN, str(error))
 
 
-def _windows(store: Store) -> Iterator[slice]:
-    """Yield the row axis in pieces of one chunk."""
-    for start in range(0, store.layout.rows, ROWS_A_CHUNK):
-        yield slice(start, min(start + ROWS_A_CHUNK, store.layout.rows))
+def _hash(store: Store, name: str, hasher: PlanHasher) -> Iterator[Finding]:
+    """Hash an array of the plan; yield the parts of it that cannot be read."""
+    try:
+        nothing = store.plan_array(name, slice(0, 0))
+    except UNREADABLE:
+        return  # its zarr.json: reported with the files
+    of_rows = name in ROW_ARRAYS
+    size = store.spec.dataset.tokens if of_rows else len(store)
+    hasher.begin(nothing.dtype, (size, *nothing.shape[1:]))
+    for window in _windows(store.layout.rows if of_rows else size):
+        try:
+            values = store.plan_array(name, window)
+        except UNREADABLE as error:
+            yield from _name_chunks(store, name, window) if of_rows else [_unreadable(error)]
+        else:
+            hasher.update(values[_used_rows(store, window)] if of_rows else values)
+
+
+def _unreadable(error: Exception) -> Finding:
+    return Finding(None, BadKind.PLAN, str(error))
+
+
+def _name_chunks(store: Store, name: str, window: slice) -> Iterator[Finding]:
+    """Find the chunks of a row array that cannot be read, and name their samples."""
+    for start in range(window.start, window.stop, ROWS_A_CHUNK):
+        chunk = slice(start, min(start + ROWS_A_CHUNK, window.stop))
+        try:
+            store.plan_array(name, chunk)
+        except UNREADABLE as error:
+            samples = _samples_in(store, chunk)
+            sample = samples.start if len(samples) == 1 else None
+            where = f"rows {chunk.start} to {chunk.stop - 1}"
+            if len(samples):
+                where += f", samples {samples.start} to {samples.stop - 1}"
+            yield Finding(sample, BadKind.PLAN, f"{error} ({where})")
+
+
+def _windows(size: int) -> Iterator[slice]:
+    """Yield an axis in pieces of whole chunks."""
+    for start in range(0, size, AT_ONCE):
+        yield slice(start, min(start + AT_ONCE, size))
 
 
 def _samples_in(store: Store, window: slice) -> range:
+    """Return the samples that have rows in a window."""
     row_start = store.layout.row_start
-    first = int(np.searchsorted(row_start + store.length, window.start, side="right"))
-    return range(first, int(np.searchsorted(row_start, window.stop)))
+    first, end = np.searchsorted(row_start, [window.start, window.stop]).tolist()
+    if first and row_start[first - 1] + store.length[first - 1] > window.start:
+        first -= 1
+    return range(first, end)
 
 
 def _check_row_start(store: Store) -> Iterator[Finding]:
-    found, expected = store.plan_array("row_start"), store.layout.row_start
-    if not np.array_equal(found, expected):
+    differ, first = 0, ""
+    sample = 0
+    for window in _windows(len(store)):
+        found, expected = store.plan_array("row_start", window), store.layout.row_start[window]
         wrong = np.flatnonzero(found != expected).tolist()
-        first = wrong[0]
-        detail = (
-            f"row_start is {found[first]}, the lengths give {expected[first]}; "
-            f"{len(wrong)} samples differ"
-        )
-        yield Finding(first, BadKind.PLAN, detail)
+        differ += len(wrong)
+        if wrong and not first:
+            sample = window.start + wrong[0]
+            first = f"row_start is {found[wrong[0]]}, the lengths give {expected[wrong[0]]}"
+    if differ:
+        yield Finding(sample, BadKind.PLAN, f"{first}; {differ} samples differ")
 
 
-def _check_sample_ids(store: Store) -> Iterator[Finding]:
-    packed = store.plan_array("sample_id")
-    ids = np.ascontiguousarray(packed).view(f"S{packed.shape[1]}").ravel()
-    _, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
-    for sample in np.flatnonzero(first[inverse] != np.arange(len(ids))).tolist():
-        detail = f"sample_id is the same as that of sample {first[inverse[sample]]}"
+def check_sample_ids(store: Store) -> Iterator[Finding]:
+    """Name every sample whose id is that of an earlier one.
+
+    Sorts hashes of 8 bytes, and reads the ids of equal ones again.
+    """
+    hashes = np.concatenate(
+        [_hash_rows(store.plan_array("sample_id", window)) for window in _windows(len(store))]
+    )
+    order = np.argsort(hashes, kind="stable")
+    same = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
+    del hashes
+    suspects = np.unique(np.concatenate([order[same], order[same + 1]]))
+    earlier, later = order[same], order[same + 1]
+    del order
+    ids = _ids_of(store, suspects)
+    first: dict[int, int] = {}
+    for one, other in zip(earlier.tolist(), later.tolist(), strict=True):
+        at = np.searchsorted(suspects, [one, other])
+        if np.array_equal(*ids[at]):
+            first[other] = first.get(one, one)
+    for sample in sorted(first):
+        detail = f"sample_id is the same as that of sample {first[sample]}"
         yield Finding(sample, BadKind.PLAN, detail)
+
+
+def _hash_rows(ids: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
+    """Hash every row of a matrix of bytes, (n, width): no loop runs over rows."""
+    padded = np.zeros((len(ids), -(-ids.shape[1] // 8) * 8), np.uint8)
+    padded[:, : ids.shape[1]] = ids
+    hashes = np.zeros(len(ids), np.uint64)
+    for word in padded.view(np.uint64).T:
+        hashes = (hashes ^ word) * np.uint64(0x9E3779B97F4A7C15)
+        hashes ^= hashes >> np.uint64(32)
+    return hashes
+
+
+def _ids_of(store: Store, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+    """Read the padded ids of some samples, ascending."""
+    parts = []
+    for window in _windows(len(store)):
+        here = samples[slice(*np.searchsorted(samples, [window.start, window.stop]).tolist())]
+        if here.size:
+            parts.append(store.plan_array("sample_id", window)[here - window.start])
+    return np.concatenate(parts) if parts else np.zeros((0, 1), np.uint8)
 
 
 def _check_splits(store: Store) -> Iterator[Finding]:
     names = store.spec.dataset.split_names
-    split = store.plan_array("split")
-    for sample in np.flatnonzero(split >= len(names)).tolist():
-        yield Finding(sample, BadKind.PLAN, f"split {split[sample]} has no name")
-
-
-def _plan_hash(store: Store) -> str:
-    hasher = PlanHasher()
-    for name in ("row_start", "length"):
-        _hash_whole(hasher, store.plan_array(name))
-    for name in ROW_ARRAYS:
-        hasher.begin(store.plan_array(name, slice(0, 1)).dtype, (store.spec.dataset.tokens,))
-        for window in _windows(store):
-            hasher.update(store.plan_array(name, window)[_used_rows(store, window)])
-    for name in ("sample_id", "split"):
-        _hash_whole(hasher, store.plan_array(name))
-    return hasher.hexdigest()
-
-
-def _hash_whole(hasher: PlanHasher, array: npt.NDArray[np.generic]) -> None:
-    hasher.begin(array.dtype, array.shape)
-    hasher.update(array)
+    for window in _windows(len(store)):
+        split = store.plan_array("split", window)
+        for sample in np.flatnonzero(split >= len(names)).tolist():
+            detail = f"split {split[sample]} has no name"
+            yield Finding(window.start + sample, BadKind.PLAN, detail)
 
 
 def _used_rows(store: Store, window: slice) -> npt.NDArray[np.bool_]:
@@ -173,4 +241,4 @@ def _used_rows(store: Store, window: slice) -> npt.NDArray[np.bool_]:
     change = np.zeros(size + 1, np.int8)
     change[np.maximum(start - window.start, 0)] += 1
     change[np.minimum(start + store.length[inside] - window.start, size)] -= 1
-    return np.cumsum(change[:-1]).astype(np.bool_)
+    return np.cumsum(change[:-1], dtype=np.int8).astype(np.bool_)

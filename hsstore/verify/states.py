@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -10,19 +9,27 @@ import numpy as np
 import xxhash
 
 from hsstore.codec import ChunkCodec
-from hsstore.dtype import bits_dtype, infinity_bits, largest_magnitude, nan_bits
+from hsstore.dtype import bits_dtype, nan_bits
 from hsstore.errors import CorruptStoreError
 from hsstore.report import BadKind
 from hsstore.shard import shard_path
+from hsstore.shard.ranges import Read
 from hsstore.shard.reader import ShardReader
 from hsstore.verify.finding import Finding
+from hsstore.verify.values import NORM_BINS, Values
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
+
+    import numpy.typing as npt
 
     from hsstore.dtype import DTypeName
     from hsstore.layout import ChunkPlace, Layout
+
+PIECE_BYTES = 256 << 10
+"""Rows whose slots come from several chunks are put together for the hash in pieces that stay in the
+cache."""
 
 
 class BadPayloadError(Exception):
@@ -31,36 +38,6 @@ class BadPayloadError(Exception):
     def __init__(self, kind: BadKind, detail: str) -> None:
         super().__init__(detail)
         self.kind = kind
-
-
-@dataclass(slots=True)
-class States:
-    """What one pass over a sample's states has seen."""
-
-    hasher: Any = field(default_factory=xxhash.xxh3_64)
-    not_finite: list[int] = field(default_factory=list)
-    """Rows with an infinity or a NaN."""
-    zero: list[int] = field(default_factory=list)
-    """Rows that are all zero in one slot or more."""
-    padding_touched: bool = False
-
-    def findings(self, sample: int, digest: int) -> Iterator[Finding]:
-        """Yield what is wrong, given the digest that was recorded."""
-        if self.hasher.intdigest() != digest:
-            detail = f"the states have digest {self.hasher.hexdigest()}, recorded is {digest:016x}"
-            yield Finding(sample, BadKind.DIGEST, detail)
-        if self.not_finite:
-            detail = f"infinities or NaNs in {_name_rows(self.not_finite)}"
-            yield Finding(sample, BadKind.NOT_FINITE, detail)
-        if self.zero:
-            detail = f"a slot is all zero in {_name_rows(self.zero)}"
-            yield Finding(sample, BadKind.ZERO_ROW, detail)
-        if self.padding_touched:
-            yield Finding(sample, BadKind.PADDING, "the rows behind the last one are not NaN")
-
-
-def _name_rows(rows: list[int]) -> str:
-    return f"{len(rows)} rows, first in row {rows[0]}" if len(rows) > 1 else f"row {rows[0]}"
 
 
 class StatesReader:
@@ -72,6 +49,11 @@ class StatesReader:
         Of the samples of the block alone.
     codec : dict
         As the store records it.
+
+    Attributes
+    ----------
+    norms : int64 (slots, NORM_BINS)
+        Of some rows of all samples that were looked at.
     """
 
     def __init__(
@@ -79,27 +61,54 @@ class StatesReader:
     ) -> None:
         self._root = root
         self._layout = layout
-        self._dtype = dtype
-        bits = bits_dtype(dtype)
+        self._dtype: DTypeName = dtype
         sizes = layout.geometry
-        self._nan = bits.type(nan_bits(dtype))
+        self._nan = bits_dtype(dtype).type(nan_bits(dtype))
         self._codec = ChunkCodec(sizes.chunk_shape, dtype, codec)
-        self._rows = np.empty((sizes.chunk_rows, sizes.slots, sizes.hidden), bits)
+        self._encoded = np.empty(self._codec.max_bytes, np.uint8)
+        self._rows = self._room_for_rows()
+        piece_rows = max(PIECE_BYTES // sizes.row_bytes, 1)
+        self._piece = np.empty((piece_rows, sizes.slots, sizes.hidden), self._rows.dtype)
         self._shards: dict[int, ShardReader | BadPayloadError] = {}
+        self.norms = np.zeros((sizes.slots, NORM_BINS), np.int64)
 
-    def look_at(self, index: int, length: int) -> States:
-        """Read one sample, given its index in the block and its tokens.
+    def _room_for_rows(self) -> npt.NDArray[Any]:
+        """Return memory, (rows, slots, hidden), in which every chunk is one piece."""
+        sizes, bits = self._layout.geometry, bits_dtype(self._dtype)
+        if sizes.chunk_slots == sizes.slots:
+            return np.empty((sizes.chunk_rows, sizes.slots, sizes.hidden), bits)
+        return np.empty((sizes.slots, sizes.chunk_rows, sizes.hidden), bits).transpose(1, 0, 2)
+
+    def digest(self, index: int, length: int) -> int:
+        """Return the digest of one sample's states, given its index in the block and its tokens.
 
         Raises
         ------
         BadPayloadError
         """
-        states = States()
-        places = self._layout.chunks_of(index, length)
-        for row, row_of_chunks in groupby(places, key=lambda place: place.rows.start):
-            self._decode(row_of_chunks)
-            self._judge(states, row, min(length - row, len(self._rows)))
-        return states
+        hasher = xxhash.xxh3_64()
+        for _, payload in self._parts(index, length):
+            self._hash(hasher, payload)
+        return hasher.intdigest()
+
+    def check(self, index: int, length: int, sample: int, digest: int) -> Iterator[Finding]:
+        """Yield what is wrong with the states of one sample, given the digest that was recorded.
+
+        Raises
+        ------
+        BadPayloadError
+        """
+        hasher, values = xxhash.xxh3_64(), Values(self._dtype, self.norms)
+        for row, payload in self._parts(index, length):
+            self._hash(hasher, payload)
+            values.look_at(payload, row)
+        padding = self._rows[(length - 1) % len(self._rows) + 1 :]
+        if hasher.intdigest() != digest:
+            detail = f"the states have digest {hasher.hexdigest()}, recorded is {digest:016x}"
+            yield Finding(sample, BadKind.DIGEST, detail)
+        yield from _judge(values, sample)
+        if padding.size and not padding.min() == self._nan == padding.max():
+            yield Finding(sample, BadKind.PADDING, "the rows behind the last one are not NaN")
 
     def shard(self, shard: int) -> ShardReader:
         """Return an open shard.
@@ -127,25 +136,50 @@ class StatesReader:
         except OSError as error:
             return BadPayloadError(BadKind.UNREADABLE, f"{path.name}: {error.strerror}")
 
-    def _decode(self, row_of_chunks: Iterable[ChunkPlace]) -> None:
-        for place in row_of_chunks:
-            shard = self.shard(place.shard)
-            where = f"{shard.path.name} chunk {place.chunk} (from row {place.rows.start})"
-            if not shard.has(place.chunk):
-                raise BadPayloadError(BadKind.MISSING_CHUNK, f"{where} is missing")
-            try:
-                self._codec.decode(shard.read(place.chunk), self._rows[:, place.slots])
-            except CorruptStoreError as error:
-                raise BadPayloadError(BadKind.CHUNK, f"{where}: {error}") from error
-            except OSError as error:
-                raise BadPayloadError(BadKind.UNREADABLE, f"{where}: {error.strerror}") from error
+    def _parts(self, index: int, length: int) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+        """Yield the first row, and the bits (rows, slots, hidden), of each row of chunks in turn."""
+        places = self._layout.chunks_of(index, length)
+        for row, row_of_chunks in groupby(places, key=lambda place: place.rows.start):
+            for place in row_of_chunks:
+                self._decode(place)
+            yield row, self._rows[: length - row]
 
-    def _judge(self, states: States, row: int, count: int) -> None:
-        payload, padding = self._rows[:count], self._rows[count:]
-        states.hasher.update(payload.data)
-        largest = largest_magnitude(payload, self._dtype)
-        not_finite = (largest >= infinity_bits(self._dtype)).any(axis=1)
-        zero = (largest == 0).any(axis=1)
-        states.not_finite += (row + np.flatnonzero(not_finite)).tolist()
-        states.zero += (row + np.flatnonzero(zero)).tolist()
-        states.padding_touched |= bool((padding != self._nan).any())
+    def _decode(self, place: ChunkPlace) -> None:
+        shard = self.shard(place.shard)
+        where = f"{shard.path.name} chunk {place.chunk} (from row {place.rows.start})"
+        if not shard.has(place.chunk):
+            raise BadPayloadError(BadKind.MISSING_CHUNK, f"{where} is missing")
+        offset, nbytes = shard.index[place.chunk].tolist()
+        if nbytes > self._encoded.size:
+            detail = f"{where} has {nbytes:,} bytes, more than any can"
+            raise BadPayloadError(BadKind.CHUNK, detail)
+        try:
+            shard.read_range(Read(offset, nbytes, ()), self._encoded)
+            self._codec.decode(self._encoded[:nbytes], self._rows[:, place.slots])
+        except CorruptStoreError as error:
+            raise BadPayloadError(BadKind.CHUNK, f"{where}: {error}") from error
+        except OSError as error:
+            raise BadPayloadError(BadKind.UNREADABLE, f"{where}: {error.strerror}") from error
+
+    def _hash(self, hasher: xxhash.xxh3_64, payload: npt.NDArray[Any]) -> None:
+        if payload.flags.c_contiguous:
+            hasher.update(payload.data)
+            return
+        for start in range(0, len(payload), len(self._piece)):
+            rows = payload[start : start + len(self._piece)]
+            piece = self._piece[: len(rows)]
+            piece[...] = rows
+            hasher.update(piece.data)
+
+
+def _judge(values: Values, sample: int) -> Iterator[Finding]:
+    for rows, kind, what in (
+        (values.not_finite, BadKind.NOT_FINITE, "infinities or NaNs in"),
+        (values.zero, BadKind.ZERO_ROW, "a slot is all zero in"),
+        (values.constant, BadKind.CONSTANT_ROW, "a slot is the same number throughout in"),
+    ):
+        if rows.count:
+            yield Finding(sample, kind, f"{what} {rows}")
+    for one, other in values.equal_slots:
+        detail = f"slots {one} and {other} are equal in every row"
+        yield Finding(sample, BadKind.EQUAL_SLOTS, detail)

@@ -1,97 +1,178 @@
-"""Check a whole store: its plan first, then every block, on Dask."""
+"""Check a whole store: its plan and its files first, then every block, on Dask."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
-from dask.base import compute
-from dask.callbacks import Callback
-from dask.delayed import delayed
+import numpy as np
+from typing_extensions import override
 
-from hsstore.errors import CorruptStoreError
+from hsstore.errors import CorruptStoreError, InputError
 from hsstore.layout import Layout
-from hsstore.report import Bad, BadKind, Verification
+from hsstore.report import BadKind
 from hsstore.spec import CLEAN_ENDS
 from hsstore.store import Completion, Store
-from hsstore.verify.block import BlockResult, BlockTask, RunTimes, check_block
+from hsstore.tasks import Where, run_tasks
+from hsstore.verify.block import BlockTask, RunTimes, check_block
 from hsstore.verify.completion import read_span_state
-from hsstore.verify.finding import Finding
+from hsstore.verify.contents import check_arrays, check_contents
+from hsstore.verify.finding import Finding, Ledger
 from hsstore.verify.plan import check_lengths, check_metadata, check_plan, check_runs
+from hsstore.verify.repair import claimed, clear_bits
+from hsstore.verify.report import Found, report
+from hsstore.verify.values import NORM_BINS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
 
+    import numpy.typing as npt
+
+    from hsstore.report import Verification
     from hsstore.verify.completion import SpanState
+    from hsstore.verify.sampling import SampleChoice
 
     Progress = Callable[[int, int], None]
     """Called with the blocks that are done, and with all."""
 
-_NAMES_THE_SAMPLE = {
-    BadKind.COMPLETION,
-    BadKind.COMPLETE_AND_FAILED,
-    BadKind.DIGEST,
-    BadKind.MISSING_CHUNK,
-    BadKind.MISSING_SHARD,
-    BadKind.PAYLOAD_WITHOUT_BIT,
-}
-"""Findings that explain a damaged completion chunk: the wrong value is that of their sample."""
+
+@dataclass(frozen=True, slots=True)
+class VerifyOptions:
+    """What is checked, where, and what is done about it."""
+
+    where: Where = field(default_factory=Where)
+    sample: SampleChoice | None = None
+    """Look at so many of the samples only."""
+    repair: bool = False
+    """Clear the bits of bad samples: without it nothing is written."""
+
+    def __post_init__(self) -> None:
+        if self.repair and self.sample is not None:
+            raise InputError(
+                "--repair trusts what it has read, and --sample reads a part: leave one of them away"
+            )
 
 
 def verify_store(
-    path: str | Path, *, workers: int | None = None, progress: Progress | None = None
+    path: str | Path, options: VerifyOptions | None = None, progress: Progress | None = None
 ) -> Verification:
-    """Read everything in a store and report what is not as promised. Nothing is written.
+    """Read everything in a store and report what is not as promised.
 
-    Memory is that of a row of chunks for each worker, and of the plan's arrays.
+    Memory is that of a row of chunks for each worker, and some 40 bytes for each sample of the store.
 
     Parameters
     ----------
-    workers : int, optional
-        Threads; by default one for each CPU.
     progress : callable, optional
         Called after each block with the number of blocks done and of all blocks.
 
     Raises
     ------
     InputError
-        There is no store.
+        There is no store, or the cluster cannot be used.
+    RefusedError
+        To be repaired, and a run holds it.
     """
-    path = Path(path)
+    options = options or VerifyOptions()
+    path = Path(path).absolute()  # workers of a cluster have directories of their own
     try:
         store = Store.open(path)
     except CorruptStoreError as error:
-        return _report(path, None, [], BlockResult([Finding(None, BadKind.METADATA, str(error))]))
-    found = BlockResult([*check_metadata(store), *check_runs(store)])
-    lengths = list(check_lengths(store))
-    if lengths:
-        return _report(path, store, [], BlockResult(found.findings + lengths))
-    found.findings += check_plan(store)
-    spans = [read_span_state(store, span) for span in range(store.layout.spans)]
-    tasks = list(_tasks(store, spans))
-    for result in _compute(tasks, workers, progress):
-        found.findings += result.findings
+        found = Found(path, None, Ledger(0))
+        found.ledger.add([Finding(None, BadKind.METADATA, str(error))])
+        return report(found)
+    found = Found(path, store, Ledger(len(store)))
+    found.ledger.add(check_metadata(store))
+    found.ledger.add(check_runs(store))
+    if lengths := list(check_lengths(store)):
+        found.ledger.add(lengths)
+        return report(found)
+    with claimed(store) if options.repair else nullcontext("") as own_run:
+        _check_files(store, found, own_run)
+        _check_blocks(store, found, options, progress)
+        repair = clear_bits(store, found.spans, found.ledger) if options.repair else None
+    return report(found, repair)
+
+
+def _check_files(store: Store, found: Found, own_run: str) -> None:
+    """Check the plan, and what lies in the store; read the completion arrays."""
+    found.ledger.add(check_arrays(store))
+    found.ledger.add(check_plan(store))
+    findings, found.notes = check_contents(store, own_run)
+    found.ledger.add(findings)
+    found.spans = [read_span_state(store, span) for span in range(store.layout.spans)]
+    for span in found.spans:
+        found.ledger.add(span.findings)
+
+
+def _check_blocks(
+    store: Store, found: Found, options: VerifyOptions, progress: Progress | None
+) -> None:
+    chosen = None
+    if options.sample is not None:
+        has_states = [
+            span.completion.complete | (span.completion.digest != 0) for span in found.spans
+        ]
+        chosen = options.sample.choose(np.concatenate(has_states))
+        found.sample, found.chosen = options.sample, int(chosen.sum())
+    tasks = BlockTasks(store, found.spans, chosen)
+    found.norms = np.zeros((store.spec.model.slots, NORM_BINS), np.int64)
+    results = run_tasks(check_block, tasks, options.where, files=[store.path / "zarr.json"])
+    for done, (_, result) in enumerate(results, 1):
+        found.ledger.add(result.findings)
         found.checked += result.checked
         found.tokens_checked += result.tokens_checked
-    for span in spans:
-        found.findings += span.findings
-    for span in spans:
-        found.findings += _unexplained(span, found.findings)
-    return _report(path, store, spans, found)
+        found.norms += result.norms
+        if progress:
+            progress(done, len(tasks))
+    for span in found.spans:
+        found.ledger.add(_unexplained(span, found.ledger))
 
 
-def _tasks(store: Store, spans: list[SpanState]) -> Iterator[BlockTask]:
-    layout, runs = store.layout, _run_times(store)
-    for index in range(layout.blocks):
+class BlockTasks(Sequence[BlockTask]):
+    """One task for each block with a sample to look at, made when it is needed.
+
+    Parameters
+    ----------
+    chosen : bool (samples,), optional
+        Samples to look at.
+    """
+
+    def __init__(
+        self, store: Store, spans: Sequence[SpanState], chosen: npt.NDArray[np.bool_] | None
+    ) -> None:
+        self._store, self._spans, self._chosen = store, spans, chosen
+        self._runs = _run_times(store)
+        self._blocks = np.arange(store.layout.blocks)
+        if chosen is not None:
+            first = store.layout.block_sample[:-1]
+            self._blocks = np.flatnonzero(np.add.reduceat(chosen, first, dtype=np.int64))
+
+    @override
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    @overload
+    def __getitem__(self, number: int) -> BlockTask: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[BlockTask]: ...
+    @override
+    def __getitem__(self, number: int | slice) -> BlockTask | list[BlockTask]:
+        if isinstance(number, slice):
+            return [self._task(int(index)) for index in self._blocks[number]]
+        return self._task(int(self._blocks[number]))
+
+    def _task(self, index: int) -> BlockTask:
+        store, layout = self._store, self._store.layout
         block = layout.block(index)
         samples = slice(block.samples.start, block.samples.stop)
-        span = spans[block.span]
+        span = self._spans[block.span]
         here = slice(samples.start - span.samples.start, samples.stop - span.samples.start)
         state = span.completion
-        yield BlockTask(
+        return BlockTask(
             root=store.path,
             dtype=store.spec.model.dtype,
             codec=store.spec.codec,
@@ -106,7 +187,8 @@ def _tasks(store: Store, spans: list[SpanState]) -> Iterator[BlockTask]:
             length=store.length[samples],
             completion=Completion(state.complete[here], state.failed[here], state.digest[here]),
             damaged=frozenset(span.damaged),
-            runs=runs,
+            runs=self._runs,
+            chosen=None if self._chosen is None else self._chosen[samples],
         )
 
 
@@ -122,70 +204,9 @@ def _run_times(store: Store) -> tuple[RunTimes, ...]:
         return ()
 
 
-def _compute(
-    tasks: list[BlockTask], workers: int | None, progress: Progress | None
-) -> tuple[BlockResult, ...]:
-    check = delayed(check_block)
-    # A task is opaque to Dask, which would otherwise look for work inside its arrays.
-    work = [check(delayed(task, traverse=False)) for task in tasks]
-    done = count(1)
-
-    def report_progress(*task: object) -> None:
-        if progress and isinstance(task[1], BlockResult):  # task is (key, result, ...)
-            progress(next(done), len(tasks))
-
-    callback: AbstractContextManager[object] = Callback(posttask=report_progress)  # type: ignore[no-untyped-call]
-    with callback:
-        results: tuple[BlockResult, ...] = compute(  # type: ignore[no-untyped-call]
-            *work, scheduler="threads", num_workers=workers
-        )
-    return results
-
-
-def _unexplained(span: SpanState, findings: list[Finding]) -> Iterator[Finding]:
+def _unexplained(span: SpanState, ledger: Ledger) -> Iterator[Finding]:
     """Yield the damage of a span's completion chunks, unless a sample was named for it."""
-    named = any(
-        finding.sample in span.samples and finding.kind in _NAMES_THE_SAMPLE
-        for finding in findings
-        if finding.sample is not None
-    )
-    if not named:
+    if not ledger.wrong_bit[span.samples.start : span.samples.stop].any():
         where = f"samples {span.samples.start} to {span.samples.stop - 1}"
         for problem in span.damaged.values():
             yield Finding(None, BadKind.COMPLETION, f"{problem} ({where})")
-
-
-def _report(
-    path: Path, store: Store | None, spans: list[SpanState], found: BlockResult
-) -> Verification:
-    row_bytes = store.spec.geometry.row_bytes if store else 0
-    findings = sorted(found.findings, key=lambda f: (f.sample is not None, f.sample or 0))
-    return Verification(
-        path=str(path),
-        ok=not findings,
-        samples=len(store) if store else 0,
-        checked=found.checked,
-        pending=sum(int(span.completion.pending.sum()) for span in spans),
-        failed=sum(
-            int(((span.completion.failed != 0) & ~span.completion.complete).sum()) for span in spans
-        ),
-        bytes_checked=found.tokens_checked * row_bytes,
-        bad=tuple(
-            Bad(
-                sample=finding.sample,
-                sample_id=_sample_id(store, finding.sample),
-                kind=finding.kind,
-                detail=finding.detail,
-            )
-            for finding in findings
-        ),
-    )
-
-
-def _sample_id(store: Store | None, sample: int | None) -> str | None:
-    if store is None or sample is None:
-        return None
-    try:
-        return store.sample_id(sample)
-    except (CorruptStoreError, UnicodeDecodeError):  # reported with the plan
-        return None

@@ -78,7 +78,7 @@ def test_a_run_that_moves_is_healthy_and_its_copy_tells_host_and_age(
     tmp_path: Path, fake: Fake, data: Path
 ) -> None:
     store = tmp_path / "s.zarr"
-    fake.slowly(1.5)
+    fake.slowly(4)
     with extracting(store, fake, "--data", data, *FEW) as run:
         run.wait_phase("extracting")
         copy = copied(store)

@@ -6,10 +6,12 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 import torch
 
-from hsstore.testing.stores import commit_block, make_store
+from hsstore.create import LayoutOptions
+from hsstore.testing.stores import commit_block, fill_store, make_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,4 +30,15 @@ def store() -> Iterator[Store]:
         for index in range(store.layout.blocks):
             samples = store.layout.block(index).samples
             commit_block(store, index, [sample for sample in samples if sample != 2])
+        yield store
+
+
+@pytest.fixture(scope="session")
+def many() -> Iterator[Store]:
+    """Give a full store of 50 samples in many blocks; the first two have one token."""
+    lengths = [1, 1, *np.random.default_rng(0).integers(2, 40, 48).tolist()]
+    options = LayoutOptions(chunk_rows=4, shard_rows=128, span_samples=20)
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="hsstore-test-") as path:
+        store = make_store(Path(path) / "many.zarr", lengths, options=options)
+        fill_store(store)
         yield store

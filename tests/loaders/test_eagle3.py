@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, strategies as st
 
 from hsstore.errors import InputError
-from hsstore.loaders import Eagle3Dataset, eagle3_collate
+from hsstore.loaders import Eagle3Dataset
 from hsstore.testing.stores import make_model, make_store, payload
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hsstore.loaders.eagle3 import Eagle3Batch, Eagle3Sample
     from hsstore.store import Store
 
 
@@ -52,6 +50,16 @@ def test_an_item_is_the_stored_sample_bit_for_bit(store: Store) -> None:
     np.testing.assert_array_equal(final, bits[:, 2])
 
 
+def test_only_the_layers_that_were_chosen_are_read_in_that_order(store: Store) -> None:
+    item = Eagle3Dataset(store.path, layers=[3, 0])[3]
+
+    bits = payload(store, 4)
+    aux = item["aux_states"].view(torch.uint16).numpy()
+    np.testing.assert_array_equal(aux, bits[:, [1, 0]].reshape(18, -1))
+    with pytest.raises(InputError, match=r"layers \[1\] are not in the store; it has \[0, 3\]"):
+        Eagle3Dataset(store.path, layers=[0, 1])
+
+
 def test_the_states_of_an_item_share_one_buffer(store: Store) -> None:
     item = Eagle3Dataset(store.path)[3]
 
@@ -75,52 +83,6 @@ def test_a_store_without_the_final_state_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(InputError, match="needs captured layers and the final state"):
         Eagle3Dataset(store.path)
-
-
-@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4))
-def test_every_row_of_a_batch_is_what_its_definition_says(lengths: list[int]) -> None:
-    samples = [_sample(number, tokens) for number, tokens in enumerate(lengths)]
-
-    batch = eagle3_collate(samples)
-
-    rows = max(lengths) - 1
-    assert batch["aux_states"].shape == (len(lengths), rows, 4)
-    assert batch["target_states"].shape == (len(lengths), rows, 2)
-    for number, sample in enumerate(samples):
-        for t in range(rows):
-            got = _row(batch, number, t)
-            if t + 1 < lengths[number]:
-                given_token = int(sample["input_ids"][t + 1])
-                supervised = int(sample["loss_mask"][t + 1])
-                assert got[:4] == (given_token, supervised, 1, t)
-                assert got[4] == sample["aux_states"][t].tolist()
-                assert got[5] == sample["final_state"][t + 1].tolist()
-            else:
-                assert got == (0, 0, 0, 0, [0.0] * 4, [0.0] * 2)
-
-
-def _row(
-    batch: Eagle3Batch, number: int, t: int
-) -> tuple[int, int, int, int, list[float], list[float]]:
-    return (
-        int(batch["input_ids"][number, t]),
-        int(batch["loss_mask"][number, t]),
-        int(batch["attention_mask"][number, t]),
-        int(batch["position_ids"][number, t]),
-        batch["aux_states"][number, t].tolist(),
-        batch["target_states"][number, t].tolist(),
-    )
-
-
-def _sample(number: int, tokens: int) -> Eagle3Sample:
-    generator = torch.Generator().manual_seed(number)
-    states = torch.randn(tokens, 3, 2, generator=generator).to(torch.bfloat16)
-    return {
-        "input_ids": torch.arange(tokens) + 100 * (number + 1),
-        "loss_mask": torch.randint(0, 2, (tokens,), generator=generator),
-        "aux_states": states[:, :-1].flatten(1),
-        "final_state": states[:, -1],
-    }
 
 
 def test_without_torch_the_import_says_what_to_install() -> None:

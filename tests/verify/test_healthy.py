@@ -16,10 +16,12 @@ from hsstore.layout import Layout
 from hsstore.report import BadKind
 from hsstore.shard import shard_path
 from hsstore.store import Store
+from hsstore.tasks import Where
 from hsstore.testing.finite import MIXED_COMPLETE, MIXED_LENGTHS, commit_states, finite_states
 from hsstore.testing.stores import make_model, make_store
-from hsstore.verify import verify_store
+from hsstore.verify import SampleChoice, VerifyOptions, verify_store
 from hsstore.verify.block import BlockTask, check_block
+from hsstore.verify.html import render
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,11 +63,20 @@ def test_a_store_without_a_complete_sample_is_ok_with_nothing_checked(directory:
     assert (report.checked, report.pending, report.bytes_checked) == (0, 3, 0)
 
 
-def test_verify_writes_nothing_at_all(healthy: Path) -> None:
-    def everything() -> dict[str, tuple[int, int, bytes]]:
+@pytest.mark.parametrize(
+    "options",
+    [
+        VerifyOptions(),
+        VerifyOptions(where=Where(processes=1)),
+        VerifyOptions(sample=SampleChoice("50%")),
+    ],
+)
+def test_verify_writes_nothing_at_all(healthy: Path, options: VerifyOptions) -> None:
+    def everything() -> dict[str, tuple[int | bytes, ...]]:
         return {
             str(path): (
                 path.stat().st_mtime_ns,
+                path.stat().st_ctime_ns,
                 path.stat().st_ino,
                 path.read_bytes() if path.is_file() else b"",
             )
@@ -74,15 +85,18 @@ def test_verify_writes_nothing_at_all(healthy: Path) -> None:
 
     before = everything()
 
-    verify_store(healthy)
+    report = verify_store(healthy, options)
+    render(report)
 
+    assert report.ok
     assert everything() == before
 
 
 def test_progress_counts_every_block_once(healthy: Path) -> None:
     calls: list[tuple[int, int]] = []
 
-    verify_store(healthy, workers=2, progress=lambda done, total: calls.append((done, total)))
+    options = VerifyOptions(where=Where(workers=2))
+    verify_store(healthy, options, lambda done, total: calls.append((done, total)))
 
     blocks = Store.open(healthy).layout.blocks
     assert calls == [(done, blocks) for done in range(1, blocks + 1)]

@@ -1,0 +1,232 @@
+"""Look at the files of a store: what does not belong there, what dead runs left, who writes now."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+from dataclasses import dataclass
+from itertools import starmap
+from typing import TYPE_CHECKING, Any
+
+from hsstore.claims import Claim
+from hsstore.files import PARTIAL_SUFFIX
+from hsstore.report import BadKind, Note, NoteKind
+from hsstore.spec import COMPLETION
+from hsstore.verify.finding import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from hsstore.store import Store
+
+STALE_NAME = ".nfs"
+"""What a network file system calls a file that is removed while somebody has it open."""
+SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What lies in a store besides its data."""
+
+    unexpected: list[Path]
+    partial: list[Path]
+    """Files that were begun and not published."""
+
+
+def check_contents(store: Store, own_run: str = "") -> tuple[list[Finding], list[Note]]:
+    """Find files that belong to no store, and remark on those that runs left or are writing.
+
+    Parameters
+    ----------
+    own_run : str
+        Whose claims are our own.
+    """
+    contents = Contents([], [])
+    findings = []
+    try:
+        _look_into_root(store, contents)
+    except OSError as error:
+        findings.append(Finding(None, BadKind.UNREADABLE, str(error)))
+    findings += [
+        Finding(
+            None, BadKind.UNEXPECTED_FILE, f"{path.relative_to(store.path)} is no part of a store"
+        )
+        for path in contents.unexpected
+    ]
+    return findings, list(_notes(store, contents.partial, own_run))
+
+
+def _look_into_root(store: Store, contents: Contents) -> None:
+    arrays = {name for name in store.spec.seal.arrays if (store.path / name).is_dir()}
+    for entry in _entries(store.path):
+        if entry.name in arrays:
+            _look_into_array(store.path / entry.name, contents)
+        elif entry.name == "runs":
+            _look_into_runs(store.path / "runs", contents)
+        elif entry.name != "zarr.json":
+            _sort_in(store.path / entry.name, contents)
+
+
+def _look_into_runs(runs: Path, contents: Contents) -> None:
+    for entry in _entries(runs):
+        if not entry.is_dir():
+            if entry.name != "zarr.json":
+                _sort_in(runs / entry.name, contents)
+            continue
+        for inside in _entries(runs / entry.name):
+            path = runs / entry.name / inside.name
+            if (path / "zarr.json").is_file():  # its golden states, or what else a run keeps
+                _look_into_array(path, contents)
+            elif inside.name != "zarr.json":
+                _sort_in(path, contents)
+
+
+def _look_into_array(array: Path, contents: Contents) -> None:
+    grid = _grid(array)
+    for entry in _entries(array):
+        if entry.name != "zarr.json" and not _is_chunk(entry.name, grid):
+            _sort_in(array / entry.name, contents)
+
+
+def _sort_in(path: Path, contents: Contents) -> None:
+    if path.name.endswith(PARTIAL_SUFFIX):
+        contents.partial.append(path)
+    elif not path.name.startswith(STALE_NAME):
+        contents.unexpected.append(path)
+
+
+def _entries(directory: Path) -> Iterator[os.DirEntry[str]]:
+    with os.scandir(directory) as entries:
+        yield from entries
+
+
+def _grid(array: Path) -> tuple[int, ...] | None:
+    """Count an array's files along each axis; None where its zarr.json does not say."""
+    try:
+        document: dict[str, Any] = json.loads((array / "zarr.json").read_bytes())
+        sizes = document["chunk_grid"]["configuration"]["chunk_shape"]
+        return tuple(starmap(_files, zip(document["shape"], sizes, strict=True)))
+    except (OSError, ValueError, TypeError, KeyError, ZeroDivisionError):
+        return None
+
+
+def _files(length: int, size: int) -> int:
+    return math.ceil(length / size)
+
+
+def _is_chunk(name: str, grid: tuple[int, ...] | None) -> bool:
+    prefix, *numbers = name.split(".")
+    if prefix != "c" or not all(number.isdecimal() for number in numbers):
+        return False
+    if grid is None:
+        return True
+    return len(numbers) == len(grid) and all(
+        int(number) < count and number == str(int(number))
+        for number, count in zip(numbers, grid, strict=True)
+    )
+
+
+# --- runs -------------------------------------------------------------------------------------
+
+
+def _notes(store: Store, partial: list[Path], own_run: str) -> Iterator[Note]:
+    directory = store.runs_path / "claims"
+    claims = {run: claim for run, claim in _claims(directory).items() if run != own_run}
+    me = Claim.of_this_process("verify")
+    dead = {
+        run
+        for run, (claim, _) in claims.items()
+        if claim.shares_locks_with(me) and not is_held(directory / f"{run}.lock")
+    }
+    for run, (claim, spans) in claims.items():
+        who = f"run {run} (pid {claim.pid} on {claim.host}, since {claim.since})"
+        if run in dead:
+            detail = (
+                f"{spans} spans are claimed by {who}, which is dead: the next extract takes over"
+            )
+            yield Note(kind=NoteKind.CLAIM, detail=detail)
+        else:
+            lives = "is writing" if claim.shares_locks_with(me) else "writes, if it is still alive,"
+            detail = f"{who} {lives} {spans} spans of this store"
+            yield Note(kind=NoteKind.WRITER, detail=detail)
+    if partial and dead == claims.keys():
+        yield Note(kind=NoteKind.LEFTOVER, detail=_describe_leftovers(store, partial))
+
+
+def _describe_leftovers(store: Store, partial: list[Path]) -> str:
+    names = [str(path.relative_to(store.path)) for path in sorted(partial)]
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    size = 0
+    for path in partial:
+        try:
+            size += path.stat().st_size
+        except OSError:  # removed just now
+            continue
+    return (
+        f"{len(names)} files of {size / 1e9:.2f} GB that a dead run did not publish: "
+        f"{', '.join(names[:SHOWN])}{more}; the next extract that writes there removes them"
+    )
+
+
+def _claims(directory: Path) -> dict[str, tuple[Claim, int]]:
+    """Return, by run, its claim and how many spans it has."""
+    found: dict[str, tuple[Claim, int]] = {}
+    if not directory.is_dir():
+        return found
+    for entry in _entries(directory):
+        if not entry.name.isdigit():
+            continue
+        try:
+            claim = Claim.model_validate_json((directory / entry.name).read_bytes())
+        except (OSError, ValueError):  # given back just now, or no claim: extract will say so
+            continue
+        found[claim.run] = (claim, found.get(claim.run, (claim, 0))[1] + 1)
+    return found
+
+
+def is_held(lock: Path) -> bool:
+    """Say whether a process holds a lock; changes nothing."""
+    try:
+        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+# --- what the arrays say of themselves --------------------------------------------------------
+
+
+def check_arrays(store: Store) -> Iterator[Finding]:
+    """Compare the shapes that the arrays declare with those that follow from the attributes.
+
+    The seal proves only that a zarr.json is the one that was sealed.
+    """
+    for name, expected in _shapes(store).items():
+        try:
+            shape = json.loads((store.path / name / "zarr.json").read_bytes())["shape"]
+        except (OSError, ValueError, TypeError, KeyError):  # reported with the seal
+            continue
+        if tuple(shape[: len(expected)]) != expected:
+            detail = f"{name}/zarr.json has shape {shape}, the attributes give {[*expected]}"
+            yield Finding(None, BadKind.METADATA, detail)
+
+
+def _shapes(store: Store) -> dict[str, tuple[int, ...]]:
+    samples, rows, model = len(store), store.layout.rows, store.spec.model
+    of_samples = ("row_start", "length", "sample_id", "split", "metadata_end", *COMPLETION)
+    return {
+        **dict.fromkeys(of_samples, (samples,)),
+        **dict.fromkeys(("input_ids", "loss_mask"), (rows,)),
+        "hidden_states": (rows, model.slots, model.hidden),
+        "golden": (len(store.spec.golden_input_ids), model.slots, model.hidden),
+        "norm_weight": (model.hidden,),
+    }

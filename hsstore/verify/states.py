@@ -16,7 +16,7 @@ from hsstore.shard import shard_path
 from hsstore.shard.ranges import Read
 from hsstore.shard.reader import ShardReader
 from hsstore.verify.finding import Finding
-from hsstore.verify.values import NORM_BINS, Values
+from hsstore.verify.values import NORM_BINS, Values, is_finite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hsstore.dtype import DTypeName
     from hsstore.layout import ChunkPlace, Layout
 
-PIECE_BYTES = 256 << 10
+PIECE_BYTES = 1 << 20
 """Rows whose slots come from several chunks are put together for the hash in pieces that stay in the
 cache."""
 
@@ -87,7 +87,7 @@ class StatesReader:
         BadPayloadError
         """
         hasher = xxhash.xxh3_64()
-        for _, payload in self._parts(index, length):
+        for _, payload, _ in self._parts(index, length):
             self._hash(hasher, payload)
         return hasher.intdigest()
 
@@ -99,9 +99,9 @@ class StatesReader:
         BadPayloadError
         """
         hasher, values = xxhash.xxh3_64(), Values(self._dtype, self.norms)
-        for row, payload in self._parts(index, length):
+        for row, payload, finite in self._parts(index, length):
             self._hash(hasher, payload)
-            values.look_at(payload, row)
+            values.look_at(payload, row, is_finite=finite)
         padding = self._rows[(length - 1) % len(self._rows) + 1 :]
         if hasher.intdigest() != digest:
             detail = f"the states have digest {hasher.hexdigest()}, recorded is {digest:016x}"
@@ -136,13 +136,18 @@ class StatesReader:
         except OSError as error:
             return BadPayloadError(BadKind.UNREADABLE, f"{path.name}: {error.strerror}")
 
-    def _parts(self, index: int, length: int) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-        """Yield the first row, and the bits (rows, slots, hidden), of each row of chunks in turn."""
+    def _parts(self, index: int, length: int) -> Iterator[tuple[int, npt.NDArray[Any], bool]]:
+        """Yield first row, bits (rows, slots, hidden), and whether they are finite, of each row of chunks.
+
+        Each chunk is looked at as soon as it is decoded: the cache still has it.
+        """
         places = self._layout.chunks_of(index, length)
         for row, row_of_chunks in groupby(places, key=lambda place: place.rows.start):
+            payload, finite = self._rows[: length - row], True
             for place in row_of_chunks:
                 self._decode(place)
-            yield row, self._rows[: length - row]
+                finite &= is_finite(payload[:, place.slots], self._dtype)
+            yield row, payload, finite
 
     def _decode(self, place: ChunkPlace) -> None:
         shard = self.shard(place.shard)

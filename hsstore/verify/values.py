@@ -75,15 +75,17 @@ class Values:
     def __post_init__(self) -> None:
         self.equal_slots = list(combinations(range(len(self.norms)), 2))
 
-    def look_at(self, part: npt.NDArray[Any], start: int) -> None:
+    def look_at(self, part: npt.NDArray[Any], start: int, *, is_finite: bool) -> None:
         """Take the rows from `start` on.
 
         Parameters
         ----------
         part : uint16 or uint32 (rows, slots, hidden)
             Raw bits, with any strides.
+        is_finite : bool
+            What the function of this name says of them.
         """
-        if not is_finite(part, self.dtype):
+        if not is_finite:
             largest = largest_magnitude(part, self.dtype)
             wrong = np.asarray(largest >= infinity_bits(self.dtype))
             self.not_finite.add(start, np.asarray(wrong.any(axis=1)))

@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from distributed import Client
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -36,6 +38,9 @@ class Cluster:
         self.address = _wait_for_address(file)
         for number in range(workers):
             self.start_worker(f"worker-{number}")
+        if workers:
+            with Client(self.address, set_as_default=False) as client:  # type: ignore[no-untyped-call]
+                client.wait_for_workers(workers, timeout=PATIENCE_SECONDS)
 
     def start_worker(self, name: str) -> None:
         """Start one more."""

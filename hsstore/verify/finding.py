@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MAX_LISTED = 1_000_000
-"""Findings that are kept with their details: a report of some hundred MB. All of them are counted."""
+"""Findings that are kept with their details. All of them are counted."""
 FIRST_SAMPLES = 5
 """Samples named for each kind in the table."""
 NAMES_A_WRONG_BIT = frozenset(

@@ -62,7 +62,7 @@ def verify_store(
 ) -> Verification:
     """Read everything in a store and report what is not as promised.
 
-    Memory is that of a row of chunks for each worker, and some 40 bytes for each sample of the store.
+    Memory is that of a row of chunks for each worker, and less than 60 bytes for each sample of the store.
 
     Parameters
     ----------

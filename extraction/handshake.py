@@ -77,10 +77,22 @@ def model_of(info: ServerInfo) -> Model:
 
 
 def norm_weight_of(info: ServerInfo) -> npt.NDArray[np.float32]:
-    """Return the weight of the model's final norm, shape (hidden,)."""
+    """Return the weight of the model's final norm, shape (hidden,).
+
+    Raises
+    ------
+    RefusedError
+        The server does not give it, or not that of these states.
+    """
     if info.norm is None:
         raise RefusedError("the server does not describe the model's final norm in server.json")
-    return np.asarray(info.norm.array(), dtype=np.float32)
+    weight = np.asarray(info.norm.array(), dtype=np.float32)
+    if weight.shape != (info.hidden,):
+        raise RefusedError(
+            f"server.json: the final norm has {weight.size:,} weights, states are {info.hidden:,} wide: "
+            "the server's plugin describes another module; report it with its log"
+        )
+    return weight
 
 
 @dataclass(frozen=True, slots=True)

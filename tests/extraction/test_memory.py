@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import tests.extraction.fake_server
+from extraction.spool import Norm
 from tests.extraction.processes import Extraction, verify, wait_until
 from tests.extraction.tiny import write_data
 from tests.faults.fake import serving
@@ -86,7 +87,9 @@ def test_the_peak_is_below_the_budget_and_a_constant(
     data = write_data(room / f"memory-{len(lengths)}.jsonl", lengths)
     budget = ["--memory-gb", str(memory_bytes / 1e9)]
 
-    with serving(store.parent / "spool", len(lengths), hidden=HIDDEN) as server:
+    norm = Norm("rmsnorm", 1e-6, np.ones(HIDDEN, "<f4").tobytes())
+
+    with serving(store.parent / "spool", len(lengths), hidden=HIDDEN, norm=norm) as server:
         extraction = Extraction(store, server, "--data", data, *budget)
         peak_bytes = peak_of(extraction)
 

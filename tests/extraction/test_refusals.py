@@ -7,9 +7,10 @@ import asyncio
 import signal
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
-from extraction.spool import ClientInfo, SpoolClient
+from extraction.spool import ClientInfo, Norm, SpoolClient
 from hsstore.store import Store
 from tests.extraction.fake_server import serve_fake
 from tests.extraction.processes import SMALL_STORE, Extraction, extract, left_claims
@@ -56,6 +57,19 @@ async def test_a_server_with_another_capture_is_refused_by_field(
         assert outcome.code == 3
         assert text in outcome.message
         assert server.requests == []
+
+
+async def test_the_norm_of_another_width_is_refused_before_there_is_a_store(
+    store: Path, few: Path
+) -> None:
+    spool = store.parent / "spool"
+    norm = Norm("rmsnorm", 1e-6, np.ones(3, "<f4").tobytes())
+    async with serve_fake(spool, 3, norm=norm) as server:
+        outcome = await run_here(store, server.url, spool, few)
+
+    assert outcome.code == 3
+    assert "the final norm has 3 weights, states are 16 wide" in outcome.message
+    assert not store.exists()
 
 
 async def test_another_checkpoint_of_the_same_shape_is_refused(

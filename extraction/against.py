@@ -24,8 +24,8 @@ from extraction.server_link import ServerLink
 from extraction.server_wait import refuse_router, wait_for_server
 from extraction.session import open_session
 from extraction.spool import RequestId, dump_bytes
-from hsstore.against_report import AgainstReport, AgainstSample, AgainstSlot
 from hsstore.errors import CorruptStoreError, InputError, NotExtractedError, RefusedError
+from hsstore.report import AgainstReport, AgainstSample, AgainstSlot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from extraction.options import ExtractOptions
     from extraction.session import Session
     from extraction.spool import Dump, ServerInfo
-    from hsstore.against_report import AgainstVerdict
+    from hsstore.report import AgainstVerdict
     from hsstore.store import Store
 
 GOLDEN_ROWS = 32

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from hsstore.against_report import AgainstVerdict
     from hsstore.dtype import DTypeName
+    from hsstore.report import AgainstVerdict
 
     Floats = npt.NDArray[np.float64]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import time
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 
 LINKS_A_CLAIM = 1000
 """Spans whose claims are one file under many names; file systems allow some ten thousand."""
+
+
+LOOK_SECONDS = 0.2
+"""So long somebody may hold a lock who only looks at it."""
 
 
 class Claim(Record):
@@ -239,15 +244,59 @@ class Claims:
         return self._directory / f"{run}.lock"
 
 
-def _open_lock(path: Path) -> int | None:
-    """Take a lock file exclusively, or return None when somebody holds it."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+def read_claims(directory: Path) -> dict[str, tuple[Claim, int]]:
+    """Return, by run, its claim, and how many spans it has; nothing where there are none."""
+    found: dict[str, tuple[Claim, int]] = {}
+    with suppress(OSError):  # no directory
+        for path in directory.iterdir():
+            claim = _claim_or_none(path) if path.name.isdigit() else None
+            if claim is not None:
+                found[claim.run] = (claim, found.get(claim.run, (claim, 0))[1] + 1)
+    return found
+
+
+def _claim_or_none(path: Path) -> Claim | None:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
+        return Claim.model_validate_json(path.read_bytes())
+    except (
+        OSError,
+        ValueError,
+    ):  # given back just now; or damaged, as a run that wants it will say
         return None
-    return descriptor
+
+
+def lives(directory: Path, run: str) -> bool:
+    """Say whether a process holds the lock of a run's claims; changes nothing."""
+    try:
+        descriptor = os.open(directory / f"{run}.lock", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _open_lock(path: Path) -> int | None:
+    """Take a lock file exclusively, or return None when somebody holds it.
+
+    Who only asks whether a run lives holds it for a moment: that is waited for.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    deadline = time.monotonic() + LOOK_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                os.close(descriptor)
+                return None
+            time.sleep(LOOK_SECONDS / 20)
+        else:
+            return descriptor
 
 
 def _chunk_number(path: Path) -> int:

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import statistics
 import sys
 import time
 import uuid
@@ -39,15 +38,15 @@ from tools.hot_memory import keep_memory
 from tools.loading.contenders import CONTENDERS, Setting
 from tools.reading.samples import write_samples
 from tools.reading.slow_disk import limited_reads, mounted_image, problem, spend, write_burst
+from tools.rounds import Unit, summary, take_turns, warm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from tools.reading.samples import Samples
+    from tools.rounds import Rounds
 
-    Rounds = list[dict[str, float]]
-    """Tokens a second of everyone in every round."""
-
+TOKENS = Unit("tokens_per_second", "tokens/s", "10,.0f")
 WORKERS = (0, 2)
 
 
@@ -58,50 +57,22 @@ def epoch(batches: Iterable[Any]) -> tuple[float, int]:
     return time.perf_counter() - started, tokens
 
 
-def take_turns(
+def serve(
     setting: Setting, names: Sequence[str], rounds: int, prepare: Callable[[], None]
 ) -> Rounds:
-    """Let everyone serve an epoch in every round; every other round is backwards."""
+    """Let everyone serve an epoch in every round."""
     loaders = {name: CONTENDERS[name].open(setting) for name in names}
-    results: Rounds = []
     served = set()
-    for number in range(rounds + 1):
-        results.append(dict.fromkeys(names, 0.0))
-        for name in names if number % 2 == 0 else reversed(names):
-            prepare()
-            seconds, tokens = epoch(loaders[name])
-            results[-1][name] = tokens / seconds
-            served.add(tokens)
+
+    def speed(name: str, _: int) -> float:
+        seconds, tokens = epoch(loaders[name])
+        served.add(tokens)
+        return tokens / seconds
+
+    results = take_turns(names, rounds, speed, prepare)
     if len(served) != 1:
         raise RuntimeError(f"not everyone served the same tokens: {sorted(served)}")
-    return results[1:]
-
-
-def warm() -> None:
-    """Leave everything in the page cache."""
-
-
-def ratios(results: Rounds, over: str) -> tuple[float, list[float]]:
-    """Return hsstore's speed relative to another: the median, and smallest and largest."""
-    values = [speeds["hsstore"] / speeds[over] for speeds in results]
-    return statistics.median(values), [min(values), max(values)]
-
-
-def summary(prefix: str, results: Rounds) -> dict[str, Any]:
-    """Print the speeds of one kind of rounds, and return what goes into the JSON."""
-    print(prefix)
-    found: dict[str, Any] = {f"{prefix}_spread": {}, f"{prefix}_tokens_per_second": {}}
-    for name in results[0]:
-        speed = statistics.median(one[name] for one in results)
-        median, spread = ratios(results, name)
-        found[f"{prefix}_tokens_per_second"][name] = speed
-        line = f"  {name:<14} {speed:10,.0f} tokens/s"
-        if name != "hsstore":
-            found[f"{prefix}_vs_{name}"] = median
-            found[f"{prefix}_spread"][name] = spread
-            line += f"  hsstore {median:.2f} times ({spread[0]:.2f} to {spread[1]:.2f})"
-        print(line, flush=True)
-    return found
+    return results
 
 
 def write(directory: Path, given: argparse.Namespace) -> Samples:
@@ -125,8 +96,8 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     for workers in WORKERS:
         setting = Setting(samples, given.batch_size, workers)
         for kind, prepare in (("warm", warm), ("cold", samples.drop_from_cache)):
-            results = take_turns(setting, given.only, given.rounds, prepare)
-            found |= summary(f"{kind}_{workers}_workers", results)
+            results = serve(setting, given.only, given.rounds, prepare)
+            found |= summary(f"{kind}_{workers}_workers", results, TOKENS)
     shutil.rmtree(samples.directory)
     return found
 
@@ -150,8 +121,8 @@ def measure_slow(given: argparse.Namespace) -> dict[str, Any]:
         with limited_reads(mount, speed):  # the worker processes, too: they are started in it
             for workers in WORKERS:
                 setting = Setting(samples, given.batch_size, workers)
-                results = take_turns(setting, given.only, given.rounds, prepare)
-                found |= summary(f"slow_disk_{workers}_workers", results)
+                results = serve(setting, given.only, given.rounds, prepare)
+                found |= summary(f"slow_disk_{workers}_workers", results, TOKENS)
         close_stores()  # or the mount would be busy
     return found
 

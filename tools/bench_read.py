@@ -24,7 +24,6 @@ from __future__ import annotations
 import argparse
 import random
 import shutil
-import statistics
 import sys
 import time
 import uuid
@@ -42,16 +41,16 @@ from tools.hot_memory import keep_memory
 from tools.reading.contestants import CONTESTANTS
 from tools.reading.samples import write_samples
 from tools.reading.slow_disk import limited_reads, mounted_image, problem, spend, write_burst
+from tools.rounds import Unit, summary, take_turns, warm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from tools.reading.contestants import ReadOne
     from tools.reading.samples import Samples
+    from tools.rounds import Rounds
 
-    Rounds = list[dict[str, float]]
-    """GB/s of everyone in every round."""
-
+GIGABYTES = Unit("gb_per_second", "GB/s", "6.3f")
 ON_SLOW_DISKS = ("hsstore", "pt", "pt_mmap", "safetensors", "zarr_python")
 
 
@@ -78,55 +77,17 @@ def one_round(samples: Samples, read: ReadOne, order: Sequence[int]) -> float:
     return samples.nbytes / (time.perf_counter_ns() - started)
 
 
-def take_turns(
+def measure(
     samples: Samples, readers: Mapping[str, ReadOne], rounds: int, prepare: Callable[[], None]
 ) -> Rounds:
-    """Let everyone read everything in every round. The first warms up; every other is backwards."""
-    results: Rounds = []
-    names = list(readers)
+    """Let everyone read everything in every round, in an order that is new in each."""
     chance = random.Random(0)  # noqa: S311  # an order, not a secret
-    for number in range(rounds + 1):
-        order = chance.sample(range(samples.count), samples.count)
-        turn = names if number % 2 == 0 else names[::-1]
-        results.append(dict.fromkeys(names, 0.0))
-        for name in turn:
-            prepare()
-            results[-1][name] = one_round(samples, readers[name], order)
-    return results[1:]
+    orders = [chance.sample(range(samples.count), samples.count) for _ in range(rounds + 1)]
 
+    def speed(name: str, number: int) -> float:
+        return one_round(samples, readers[name], orders[number])
 
-def warm() -> None:
-    """Leave everything in the page cache."""
-
-
-def ratios(results: Rounds, over: str) -> tuple[float, list[float]]:
-    """Return hsstore's speed relative to another: the median, and smallest and largest."""
-    values = [speeds["hsstore"] / speeds[over] for speeds in results]
-    return statistics.median(values), [min(values), max(values)]
-
-
-def summary(prefix: str, results: Rounds) -> dict[str, Any]:
-    """Return what goes into the JSON of one kind of rounds."""
-    others = [name for name in results[0] if name != "hsstore"]
-    found = {f"{prefix}_vs_{name}": ratios(results, name) for name in others}
-    return {
-        **{key: median for key, (median, _) in found.items()},
-        f"{prefix}_spread": {key: spread for key, (_, spread) in found.items()},
-        f"{prefix}_gb_per_second": {
-            name: statistics.median(speeds[name] for speeds in results) for name in results[0]
-        },
-    }
-
-
-def show(title: str, results: Rounds) -> None:
-    """Print speeds, and hsstore's ratio to each."""
-    print(title)
-    for name in results[0]:
-        line = f"  {name:<12} {statistics.median(one[name] for one in results):6.3f} GB/s"
-        if name != "hsstore":
-            median, (low, high) = ratios(results, name)
-            line += f"  hsstore {median:.2f} times ({low:.2f} to {high:.2f})"
-        print(line, flush=True)
+    return take_turns(list(readers), rounds, speed, prepare)
 
 
 def measure_slow(given: argparse.Namespace) -> dict[str, Any]:
@@ -146,10 +107,9 @@ def measure_slow(given: argparse.Namespace) -> dict[str, Any]:
             spend(burst)
 
         with limited_reads(mount, speed):
-            results = take_turns(samples, readers, given.rounds, prepare)
+            results = measure(samples, readers, given.rounds, prepare)
         del readers
-    show(f"cold, at {given.megabytes_per_second} MB/s", results)
-    found = summary("slow_disk", results)
+    found = summary("slow_disk", results, GIGABYTES)
     return found | {"slow_disk_mb_per_second": given.megabytes_per_second}
 
 
@@ -184,9 +144,8 @@ def main() -> None:
         check(samples, readers)
         print(f"{samples.nbytes / 1e6:.0f} MB of states in {samples.count} samples")
         for kind, prepare in (("warm", warm), ("cold", samples.drop_from_cache)):
-            results = take_turns(samples, readers, given.rounds, prepare)
-            show(kind, results)
-            found |= summary(kind, results)
+            results = measure(samples, readers, given.rounds, prepare)
+            found |= summary(kind, results, GIGABYTES)
         found |= measure_slow(given)
     finally:
         shutil.rmtree(given.target)

@@ -14,25 +14,21 @@ import argparse
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tools.serving import HSSTORE, serving
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "demo"
 MODEL = DEMO / "model"
 CHATS = DEMO / "chats.jsonl"
-HSSTORE = Path(sys.executable).with_name("hsstore")
-READY_SECONDS = 600.0
-STOP_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,39 +82,10 @@ def is_complete(store: Path) -> bool:
 
 def extract(engine: Engine) -> None:
     """Serve the model and fill the store from it."""
-    with server(engine) as (url, spool):
+    log = DEMO / "server.log"
+    with serving(MODEL, log, "--engine", engine.name, *engine.arguments) as (url, spool):
         command = [HSSTORE, "extract", engine.store, "--server", url, "--spool", spool]
         subprocess.run([*map(str, command), "--data", CHATS, "--model", MODEL], check=True)
-
-
-@contextmanager
-def server(engine: Engine) -> Iterator[tuple[str, str]]:
-    """Run `hsstore serve` on a free port; yield its URL and its spool."""
-    log_path = DEMO / "server.log"
-    with log_path.open("w") as log:
-        process = subprocess.Popen(
-            [HSSTORE, "serve", MODEL, "--port", "0", "--engine", engine.name, *engine.arguments],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        yield wait_until_ready(process, log_path)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(timeout=STOP_SECONDS)
-
-
-def wait_until_ready(process: subprocess.Popen[bytes], log_path: Path) -> tuple[str, str]:
-    """Wait for the server's line `ready URL spool DIR`."""
-    deadline = time.monotonic() + READY_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        for line in log_path.read_text().splitlines():
-            if line.startswith("ready "):
-                _, url, _, spool = line.split(" ", 3)
-                return url, spool
-        time.sleep(0.1)
-    sys.exit(f"the server did not get ready; its log:\n{log_path.read_text()}")
 
 
 def report(command: str, store: Path) -> dict[str, Any]:

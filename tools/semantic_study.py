@@ -36,7 +36,8 @@ from tools.bench_json import ROOT, about
 from tools.semantic.chats import choose, write_chats
 from tools.semantic.faults import FAULTS, Case, Fault
 from tools.semantic.models import other_models
-from tools.semantic.stores import extract, served
+from tools.semantic.stores import extract
+from tools.serving import serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,7 +87,7 @@ def make_stores(work: Path, names: list[str]) -> dict[str, dict[str, int]]:
         languages[name] = write_chats(chosen[name], chats)
         if store.exists() and not Store.open(store).completion().pending.any():
             continue
-        with served(MODEL, work / "server.log") as server:
+        with serving(MODEL, work / "server.log", "--threads", "1") as server:
             extract(store, chats, MODEL, server, TOKENS)
     return languages
 

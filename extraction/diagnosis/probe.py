@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from extraction.diagnosis.copies import read_copies, runs_directory
 from extraction.engines.sglang.log import mask
-from extraction.page import is_locked
-from hsstore.claims import Claim
+from hsstore.claims import Claim, lives, read_claims
 from hsstore.errors import HsstoreError
 from hsstore.store import Store
 
@@ -205,17 +204,6 @@ def _look_at_store(path: Path, tell: Tell) -> dict[str, Any]:
 
 def _claims(directory: Path) -> list[dict[str, Any]]:
     """Return the owner of each claimed span once, and whether it is known to live."""
-    owners: dict[str, Claim] = {}
-    try:
-        paths = [path for path in directory.iterdir() if path.name.isdigit()]
-    except OSError:
-        return []
-    for path in paths:
-        try:
-            claim = Claim.model_validate_json(path.read_bytes())
-        except (OSError, ValueError):
-            continue
-        owners[claim.run] = claim
     me = Claim.of_this_process("doctor")
     return [
         {
@@ -224,17 +212,10 @@ def _claims(directory: Path) -> list[dict[str, Any]]:
             "host": claim.host,
             "since": claim.since,
             "local": claim.shares_locks_with(me),
-            "held": _is_held(directory / f"{claim.run}.lock"),
+            "held": lives(directory, claim.run),
         }
-        for claim in owners.values()
+        for claim, _ in read_claims(directory).values()
     ]
-
-
-def _is_held(lock: Path) -> bool:
-    try:
-        return is_locked(lock)
-    except OSError:
-        return False
 
 
 def _newest_write(store: Path) -> float | None:

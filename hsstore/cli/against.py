@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from hsstore.against_report import AgainstReport
+    from hsstore.report import AgainstReport
 
 WAIT_SECONDS = 30.0
 """For a server that is not there yet: it is expected to run."""

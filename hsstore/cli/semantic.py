@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from hsstore.report import Verification
-    from hsstore.semantic_report import SemanticReport
+    from hsstore.report import SemanticReport, Verification
     from hsstore.verify import VerifyOptions
 
 MAX_LINES = 20

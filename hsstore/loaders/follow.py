@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hsstore.claims import lives
 from hsstore.loaders.selection import completeness
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from hsstore.store import Store
 
 POLL_SECONDS = 1.0
-LOCKS = Path("/proc/locks")
 
 
 class RunWatch:
@@ -60,15 +59,8 @@ class RunWatch:
         return found
 
     def _is_locked(self) -> bool:
-        """Look into the kernel's list, and do not touch the locks: a run that starts wants them."""
-        inodes = set()
-        for path in self._directory.glob("claims/*.lock"):
-            with suppress(FileNotFoundError):
-                inodes.add(str(path.stat().st_ino))
-        with suppress(OSError):
-            fields = [line.split() for line in LOCKS.read_text().splitlines()]
-            return any(one[1] == "FLOCK" and one[5].split(":")[-1] in inodes for one in fields)
-        return False
+        claims = self._directory / "claims"
+        return any(lives(claims, path.stem) for path in claims.glob("*.lock"))
 
 
 def follow(

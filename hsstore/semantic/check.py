@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from hsstore.report import SemanticReport
     from hsstore.semantic.fit import Learned
     from hsstore.semantic.judge import Judgement
     from hsstore.semantic.limits import Limits
     from hsstore.semantic.measure import Measures
-    from hsstore.semantic_report import SemanticReport
 
     Progress = Callable[[int, int], None]
 

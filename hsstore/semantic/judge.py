@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hsstore.report import SemanticKind as Kind
 from hsstore.semantic.align import Place, find_place
 from hsstore.semantic.contrast import WINDOW_ROWS, Fit
 from hsstore.semantic.limits import FACTOR, PATTERNS, UNDONE
 from hsstore.semantic.measure import measure
-from hsstore.semantic_report import SemanticKind as Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

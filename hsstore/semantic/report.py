@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hsstore.report import SemanticBad, SemanticCheck, SemanticKind, SemanticReport
 from hsstore.semantic.golden import golden_states, other_runs, other_samples
 from hsstore.semantic.limits import FACTOR, PATTERNS, UNDONE, Bound
-from hsstore.semantic_report import SemanticBad, SemanticCheck, SemanticKind, SemanticReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

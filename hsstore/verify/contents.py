@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from itertools import starmap
 from typing import TYPE_CHECKING, Any
 
-from hsstore.claims import Claim
+from hsstore.claims import Claim, lives, read_claims
 from hsstore.files import PARTIAL_SUFFIX
 from hsstore.report import BadKind, Note, NoteKind
 from hsstore.spec import COMPLETION
@@ -134,12 +133,12 @@ def _is_chunk(name: str, grid: tuple[int, ...] | None) -> bool:
 
 def _notes(store: Store, partial: list[Path], own_run: str) -> Iterator[Note]:
     directory = store.runs_path / "claims"
-    claims = {run: claim for run, claim in _claims(directory).items() if run != own_run}
+    claims = {run: claim for run, claim in read_claims(directory).items() if run != own_run}
     me = Claim.of_this_process("verify")
     dead = {
         run
         for run, (claim, _) in claims.items()
-        if claim.shares_locks_with(me) and not is_held(directory / f"{run}.lock")
+        if claim.shares_locks_with(me) and not lives(directory, run)
     }
     for run, (claim, spans) in claims.items():
         who = f"run {run} (pid {claim.pid} on {claim.host}, since {claim.since})"
@@ -149,8 +148,8 @@ def _notes(store: Store, partial: list[Path], own_run: str) -> Iterator[Note]:
             )
             yield Note(kind=NoteKind.CLAIM, detail=detail)
         else:
-            lives = "is writing" if claim.shares_locks_with(me) else "writes, if it is still alive,"
-            detail = f"{who} {lives} {spans} spans of this store"
+            state = "is writing" if claim.shares_locks_with(me) else "writes, if it is still alive,"
+            detail = f"{who} {state} {spans} spans of this store"
             yield Note(kind=NoteKind.WRITER, detail=detail)
     if partial and dead == claims.keys():
         yield Note(kind=NoteKind.LEFTOVER, detail=_describe_leftovers(store, partial))
@@ -169,37 +168,6 @@ def _describe_leftovers(store: Store, partial: list[Path]) -> str:
         f"{len(names)} files of {size / 1e9:.2f} GB that a dead run did not publish: "
         f"{', '.join(names[:SHOWN])}{more}; the next extract that writes there removes them"
     )
-
-
-def _claims(directory: Path) -> dict[str, tuple[Claim, int]]:
-    """Return, by run, its claim and how many spans it has."""
-    found: dict[str, tuple[Claim, int]] = {}
-    if not directory.is_dir():
-        return found
-    for entry in _entries(directory):
-        if not entry.name.isdigit():
-            continue
-        try:
-            claim = Claim.model_validate_json((directory / entry.name).read_bytes())
-        except (OSError, ValueError):  # given back just now, or no claim: extract will say so
-            continue
-        found[claim.run] = (claim, found.get(claim.run, (claim, 0))[1] + 1)
-    return found
-
-
-def is_held(lock: Path) -> bool:
-    """Say whether a process holds a lock; changes nothing."""
-    try:
-        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 # --- what the arrays say of themselves --------------------------------------------------------

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from hsstore.against_report import AgainstReport
+    from hsstore.report import AgainstReport
     from tests.extraction.processes import Server
 
 SAMPLES, ROWS = 12, 40

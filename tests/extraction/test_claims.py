@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import subprocess
 import sys
+from threading import Timer
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -104,6 +107,20 @@ def test_claims_of_a_dead_run_are_inherited_all_of_them(opened: Store, other: Cl
         assert not partial.exists()
         assert foreign.exists()
     assert left_claims(opened.path) == []
+
+
+def test_who_only_looks_whether_a_run_lives_keeps_no_heir_out(
+    opened: Store, other: Claimant
+) -> None:
+    other.end(kill=True)
+    lock = os.open(opened.runs_path / "claims" / "other.lock", os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_SH)  # as `lives` does for a moment
+    Timer(0.05, os.close, [lock]).start()
+
+    with Claims(opened, "mine") as claims:
+        claims.take([0])
+
+        claims.check(0)
 
 
 def test_of_many_heirs_one_wins(opened: Store, other: Claimant) -> None:

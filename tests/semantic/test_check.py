@@ -8,11 +8,11 @@ import pytest
 
 from hsstore.create import Golden
 from hsstore.errors import RefusedError
+from hsstore.report import SemanticKind as Kind
 from hsstore.semantic import check_semantics
-from hsstore.semantic_report import SemanticKind as Kind
-from hsstore.spec import RunRecord
 from hsstore.store import Store
 from hsstore.tasks import Where
+from hsstore.testing.finite import make_run_record
 from tests.semantic.synthetic import (
     PROMPT,
     Formula,
@@ -24,9 +24,10 @@ from tests.semantic.synthetic import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hsstore.semantic_report import SemanticReport
+    from hsstore.report import SemanticReport
 
 WHERE = Where(workers=1)
+STARTED = "2026-01-01T00:00:00+00:00"
 
 
 @pytest.fixture(scope="module")
@@ -207,26 +208,12 @@ def test_a_run_with_other_golden_states_is_named(
     states = [Formula().capture(ids) for ids in texts]
     store = make_store(directory / "store.zarr", texts, states, golden=golden_of(Formula()))
     for run, formula in (("right", Formula()), ("wrong", Formula(seed=1))):
-        Store.open(store.path).record_run(_record(run), golden_of(formula).bits)
-    Store.open(store.path).record_run(_record("killed-early"))
+        Store.open(store.path).record_run(
+            make_run_record(run, STARTED, ended=False), golden_of(formula).bits
+        )
+    Store.open(store.path).record_run(make_run_record("killed-early", STARTED, ended=False))
 
     report = check_semantics(store.path, checkpoint, WHERE)
 
     assert [(bad.sample, bad.kind) for bad in report.bad] == [(None, Kind.WRONG_MODEL)]
     assert "run wrong: its golden states differ" in report.bad[0].detail
-
-
-def _record(run: str) -> RunRecord:
-    return RunRecord(
-        run=run,
-        started="2026-01-01T00:00:00+00:00",
-        host="host",
-        pid=1,
-        hsstore_version="0.1.0",
-        capture_hash="0123",
-        engine="formula",
-        engine_version="1",
-        server_instance="one",
-        server_flags={},
-        options={},
-    )

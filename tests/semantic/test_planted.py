@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from hsstore.report import SemanticKind as Kind
 from hsstore.semantic import check_semantics
-from hsstore.semantic_report import SemanticKind as Kind
 from hsstore.tasks import Where
 from tests.semantic.synthetic import Formula, bits_of, floats_of, make_store
 
@@ -19,11 +19,24 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from hsstore.semantic_report import SemanticBad
+    from hsstore.report import SemanticBad, SemanticReport
+    from hsstore.spec import Model
 
     Bits = npt.NDArray[np.uint16]
 
 WHERE = Where(workers=1)
+
+
+def checked(
+    directory: Path,
+    checkpoint: Path,
+    texts: list[list[int]],
+    states: list[Bits],
+    model: Model | None = None,
+) -> SemanticReport:
+    """Check a store of these states."""
+    store = make_store(directory / "store.zarr", texts, states, model=model)
+    return check_semantics(store.path, checkpoint, WHERE)
 
 
 def _rolled(bits: Bits, away: int, slots: slice | int = slice(None)) -> Bits:
@@ -157,9 +170,7 @@ def test_a_sample_of_another_checkpoint_is_told_from_one_of_other_text(
     other[:, 2] = Formula().norm(other[:, 2])
     states[4] = bits_of(other)
 
-    report = check_semantics(
-        make_store(directory / "store.zarr", texts, states).path, checkpoint, WHERE
-    )
+    report = checked(directory, checkpoint, texts, states)
 
     assert [(bad.sample, bad.kind) for bad in report.bad] == [(4, Kind.WRONG_MODEL)]
 
@@ -170,9 +181,7 @@ def test_a_final_state_before_the_norm_is_named(
     states = [Formula().capture(ids) for ids in texts]
     states[6][:, 2] = bits_of(Formula().states(texts[6])[:, 2])
 
-    report = check_semantics(
-        make_store(directory / "store.zarr", texts, states).path, checkpoint, WHERE
-    )
+    report = checked(directory, checkpoint, texts, states)
 
     assert [(bad.sample, bad.kind) for bad in report.bad] == [(6, Kind.NOT_NORMED)]
 
@@ -184,9 +193,7 @@ def test_in_a_store_of_states_before_the_norm_one_behind_it_is_named(
     states[8][:, 2] = Formula().capture(texts[8])[:, 2]
     model = Formula().describe(final="pre-norm")
 
-    report = check_semantics(
-        make_store(directory / "store.zarr", texts, states, model=model).path, checkpoint, WHERE
-    )
+    report = checked(directory, checkpoint, texts, states, model=model)
 
     assert [(bad.sample, bad.kind) for bad in report.bad] == [(8, Kind.NORMED_AGAIN)]
     unchecked = {check.name: check.why for check in report.checks if not check.checked}
@@ -198,9 +205,7 @@ def test_a_shift_of_the_whole_store_is_seen(
 ) -> None:
     states = [_rolled(Formula().capture(ids), -1, AUX) for ids in texts]
 
-    report = check_semantics(
-        make_store(directory / "store.zarr", texts, states).path, checkpoint, WHERE
-    )
+    report = checked(directory, checkpoint, texts, states)
 
     whole: list[SemanticBad] = [bad for bad in report.bad if bad.sample is None]
     assert [(bad.kind, bad.slots) for bad in whole] == [
@@ -217,9 +222,7 @@ def test_without_a_final_state_the_auxiliary_ones_are_checked(
     states[2] = _rolled(states[2], 1)
     model = Formula().describe(final="none")
 
-    report = check_semantics(
-        make_store(directory / "store.zarr", texts, states, model=model).path, checkpoint, WHERE
-    )
+    report = checked(directory, checkpoint, texts, states, model=model)
 
     assert [(bad.sample, bad.kind) for bad in report.bad] == [(2, Kind.ROWS_SHIFTED)]
     unchecked = {check.name: check.why for check in report.checks if not check.checked}
@@ -233,9 +236,7 @@ def test_without_a_shared_beginning_that_is_said(
     states = [Formula().capture(ids) for ids in own]
     states[3] = _rolled(states[3], 1)
 
-    report = check_semantics(
-        make_store(directory / "store.zarr", own, states).path, checkpoint, WHERE
-    )
+    report = checked(directory, checkpoint, own, states)
 
     assert [(bad.sample, bad.kind) for bad in report.bad] == [(3, Kind.ROWS_SHIFTED)]
     unchecked = {check.name: check.why for check in report.checks if not check.checked}

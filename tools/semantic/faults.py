@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from hsstore.semantic_report import SemanticKind as Kind
+from hsstore.report import SemanticKind as Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

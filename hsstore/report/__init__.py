@@ -1,0 +1,75 @@
+"""What the commands report: the documents that `--json` prints, described in schemas/."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hsstore.report.against import AgainstReport, AgainstSample, AgainstSlot, AgainstVerdict
+from hsstore.report.consolidation import Consolidation, ConsolidationSource, UnusableSample
+from hsstore.report.diagnosis import Diagnosis, KillCost
+from hsstore.report.info import Info
+from hsstore.report.semantic import SemanticBad, SemanticCheck, SemanticKind, SemanticReport
+from hsstore.report.status import RunReport, StageReport, StallReport, StatusReport
+from hsstore.report.verification import (
+    Bad,
+    BadCount,
+    BadKind,
+    Coverage,
+    Lengths,
+    Note,
+    NoteKind,
+    Repair,
+    Sampling,
+    Section,
+    SlotNorms,
+    Verification,
+)
+from hsstore.spec import RunRecord, StoreSpec
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+__all__ = [
+    "DOCUMENTS",
+    "AgainstReport",
+    "AgainstSample",
+    "AgainstSlot",
+    "AgainstVerdict",
+    "Bad",
+    "BadCount",
+    "BadKind",
+    "Consolidation",
+    "ConsolidationSource",
+    "Coverage",
+    "Diagnosis",
+    "Info",
+    "KillCost",
+    "Lengths",
+    "Note",
+    "NoteKind",
+    "Repair",
+    "RunReport",
+    "Sampling",
+    "Section",
+    "SemanticBad",
+    "SemanticCheck",
+    "SemanticKind",
+    "SemanticReport",
+    "SlotNorms",
+    "StageReport",
+    "StallReport",
+    "StatusReport",
+    "UnusableSample",
+    "Verification",
+]
+
+DOCUMENTS: dict[str, type[BaseModel]] = {
+    "store": StoreSpec,
+    "run": RunRecord,
+    "info": Info,
+    "verify": Verification,
+    "consolidate": Consolidation,
+    "doctor": Diagnosis,
+    "status": StatusReport,
+}
+"""Every document that has a schema: `schemas/<name>.schema.json`."""

@@ -207,7 +207,8 @@ class Requester:
                 patience.answered()
                 self.on_answer(rid)
                 waiting.discard(answer)
-            patience.check()
+            if not arrival.done():
+                patience.check()
         failure = arrival.result()
         if failure is not None:
             await _raise_for(failure, answer)

@@ -224,7 +224,7 @@ async def test_a_dump_counts_though_the_answer_never_comes(
     async with fake() as server:
         server.always = dict.fromkeys(range(SAMPLES), Fault.NO_ANSWER)
 
-        outcome = await run_on(server, store, few)
+        outcome = await run_on(server, store, few, request_timeout_seconds=30)
 
         assert outcome.code == 0
         assert len(server.requests) == SAMPLES

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor, wait
 from threading import Lock
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterator, Sequence
 
 MAX_THREADS = 8
 
@@ -16,37 +16,16 @@ _pool: ThreadPoolExecutor | None = None
 _lock = Lock()
 
 
-class _Shared:
-    """An iterator that several threads advance, one at a time."""
-
-    def __init__(self, tasks: Iterable[Callable[[], None]]) -> None:
-        self._tasks = iter(tasks)
-        self._lock = Lock()
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Callable[[], None]:
-        with self._lock:
-            return next(self._tasks)
-
-
-def run_all(tasks: Iterable[Callable[[], None]], most: int) -> None:
+def run_all(tasks: Sequence[Callable[[], None]]) -> None:
     """Call every task, side by side, also on this thread; then raise the first error there was.
 
-    So nothing writes into the caller's memory any more after this returns or raises. A generator makes
-    each task when a thread is free for it; it ends when making one fails.
-
-    Parameters
-    ----------
-    most : int
-        There are no more tasks than this.
+    So nothing writes into the caller's memory any more after this returns or raises.
     """
-    helpers = min(_threads(), most) - 1
+    helpers = min(_threads(), len(tasks)) - 1
+    left = iter(tasks)  # to take the next one is atomic
     if helpers < 1:
-        _call(tasks)
+        _call(left)
         return
-    left = _Shared(tasks)
     executor = _executor()
     futures = [executor.submit(_call, left) for _ in range(helpers)]
     try:
@@ -58,7 +37,7 @@ def run_all(tasks: Iterable[Callable[[], None]], most: int) -> None:
         future.result()
 
 
-def _call(tasks: Iterable[Callable[[], None]]) -> None:
+def _call(tasks: Iterator[Callable[[], None]]) -> None:
     """Call what is left; after an error, too, and raise the first one in the end."""
     first: BaseException | None = None
     for task in tasks:

@@ -16,7 +16,7 @@ import errno
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, groupby, repeat
+from itertools import groupby, zip_longest
 from threading import Lock, local
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +73,10 @@ class Fetch:
     shard: ShardReader
     read: Read
     pieces: list[Piece]
+
+    def is_cached(self) -> bool:
+        """Guess whether the disk is needed for it."""
+        return self.shard.is_cached(self.read.offset)
 
     def expect(self) -> None:
         """Tell the kernel."""
@@ -237,25 +241,13 @@ class PayloadReader:
             self._read(sample, pieces)
 
     def _read(self, sample: int, pieces: list[Piece]) -> None:
-        fetches = self._fetches(sample, pieces)
-        expected: list[Fetch] = []
-        if len(pieces) > 1 and not self._is_cached(pieces):
-            # For the page cache's sake all is planned first. Otherwise it is while others decode.
-            fetches = iter(expected := list(fetches))
-            for fetch in expected[:EXPECTED_READS]:
-                fetch.expect()
-        later = chain(expected[EXPECTED_READS:], repeat(None))
-        take = (partial(self._take, sample, *both) for both in zip(fetches, later, strict=False))
-        run_all(take, len(pieces))
-
-    def _is_cached(self, pieces: list[Piece]) -> bool:
-        """Guess whether the disk is not needed, from the first piece and from the last."""
-        try:
-            return all(
-                self._shard(end.shard).is_cached(end.chunk) for end in (pieces[0], pieces[-1])
-            )
-        except CorruptStoreError:  # told again, with the sample, when it is planned
-            return False
+        fetches = list(self._fetches(sample, pieces))
+        cold = len(fetches) > 1 and not (fetches[0].is_cached() and fetches[-1].is_cached())
+        expected = fetches if cold else []
+        for fetch in expected[:EXPECTED_READS]:
+            fetch.expect()
+        later = zip_longest(fetches, expected[EXPECTED_READS:])
+        run_all([partial(self._take, sample, *both) for both in later])
 
     def _fetches(self, sample: int, pieces: list[Piece]) -> Iterator[Fetch]:
         for shard, here in groupby(pieces, key=lambda piece: piece.shard):

@@ -131,9 +131,8 @@ class ShardReader:
             )
         return plan_reads(entries, most_bytes=READ_BYTES, gap_bytes=GAP_BYTES)
 
-    def is_cached(self, chunk: int) -> bool:
-        """Say whether the page cache has a chunk's start, as far as can be known without waiting."""
-        offset = self._entry(chunk)[0]
+    def is_cached(self, offset: int) -> bool:
+        """Say whether the page cache has this byte, as far as can be known without waiting."""
         try:
             with self._reading():
                 return bool(os.preadv(self._descriptor, [bytearray(1)], offset, os.RWF_NOWAIT))

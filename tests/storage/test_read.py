@@ -194,7 +194,7 @@ def test_every_task_has_ended_when_the_first_error_is_raised() -> None:
         raise CorruptStoreError("first")
 
     with pytest.raises(CorruptStoreError, match="first"):
-        run_all([fail, *(lambda: done.append(1) for _ in range(50))], 51)
+        run_all([fail, *(lambda: done.append(1) for _ in range(50))])
 
     assert len(done) == 50
 

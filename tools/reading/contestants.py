@@ -58,9 +58,9 @@ def limit(samples: Samples) -> ReadOne:
     buffers = np.zeros(shape, store.bits)
 
     def read(sample: int) -> None:
-        chunks = encoded[sample]
-        decode = (partial(codec.decode, *each) for each in zip(chunks, buffers, strict=False))
-        run_all(decode, len(chunks))
+        run_all(
+            [partial(codec.decode, *each) for each in zip(encoded[sample], buffers, strict=False)]
+        )
 
     return read
 

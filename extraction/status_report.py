@@ -6,8 +6,8 @@ are read by a child process with a deadline.
 
 from __future__ import annotations
 
+import os
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,6 @@ from hsstore.report import RunReport, StageReport, StallReport, StatusReport
 from hsstore.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import Literal
 
     from extraction.diagnosis.child import Tell
@@ -47,11 +46,9 @@ class StatusReader:
 
     def read(self) -> StatusReport:
         """Look now. A file system that did not answer once is not asked again."""
-        pages = find_pages().found
-        local = list(_local(pages, {self._store}))
-        if not local and not self._hangs:
-            local = list(_local(pages, self._other_names(pages)))
+        pages = find_pages()
         disk = self._ask_disk()
+        local = [_local(page) for page in pages.of(self._store, disk.get("real", ""))]
         known = {run.run for run in local}
         copies = [
             _report(one.status, one.stall, "copy")
@@ -67,12 +64,6 @@ class StatusReader:
             runs=(*local, *copies[:SHOWN_COPIES]),
         )
 
-    def _other_names(self, pages: tuple[FoundPage, ...]) -> set[str]:
-        """Return the other paths under which runs know this store."""
-        stores = sorted({page.status.store for page in pages})
-        child = Child(lambda tell: _same_stores(self._store, stores, tell))
-        return set(child.wait(time.monotonic() + DEADLINE_SECONDS).result or ())
-
     def _ask_disk(self) -> dict[str, Any]:
         if self._hangs:
             return {}
@@ -85,29 +76,15 @@ class StatusReader:
         return found
 
 
-def _local(pages: tuple[FoundPage, ...], stores: set[str]) -> Iterator[RunReport]:
-    ours = [page for page in pages if page.status.store in stores]
-    ours.sort(key=lambda page: (page.held, page.status.updated_seconds), reverse=True)
-    for page in ours:
-        source: Literal["live", "dead"] = "live" if page.held else "dead"
-        yield _report(page.status, parse_report(read_page(watch_path(page.path))), source)
-
-
-def _same_stores(store: str, others: list[str], tell: Tell) -> list[str]:
-    """Return which paths lead to this store. Runs in the child."""
-    same = []
-    for other in others:
-        tell(f"comparing with {other}")
-        with suppress(OSError):
-            if Path(store).samefile(other):
-                same.append(other)
-    return same
+def _local(page: FoundPage) -> RunReport:
+    source: Literal["live", "dead"] = "live" if page.held else "dead"
+    return _report(page.status, parse_report(read_page(watch_path(page.path))), source)
 
 
 def _read_disk(store: Path, tell: Tell) -> dict[str, Any]:
     """Read the completion, and the copies beside the store. Runs in the child."""
     tell(f"reading {runs_directory(store)}")
-    found: dict[str, Any] = {"copies": read_copies(store)}
+    found: dict[str, Any] = {"real": os.path.realpath(store), "copies": read_copies(store)}
     tell(f"reading {store}")
     try:
         completion = Store.open(store).completion()

@@ -25,7 +25,7 @@ from extraction.diagnosis.evidence import (
     StageEvidence,
     StatusEvidence,
 )
-from extraction.diagnosis.mounts import mount_of, read_mounts
+from extraction.diagnosis.mounts import known_mounts, mount_of
 from extraction.diagnosis.processes import has_open, look_at_process, parent_of
 from extraction.diagnosis.stacks import read_stacks
 from extraction.page import is_locked, read_page
@@ -183,10 +183,7 @@ def unasked_output(store: str, real: str = "") -> OutputEvidence:
 
 def find_mount(path: str) -> Mount | None:
     """Find the mount of a path, as this process sees it."""
-    try:
-        return mount_of(path, read_mounts())
-    except OSError:
-        return None
+    return mount_of(path, known_mounts())
 
 
 def look_at_server_process(spool: SpoolEvidence) -> ProcessEvidence | None:

@@ -75,16 +75,15 @@ def collect_all(
     """
     path = os.path.abspath(store)  # noqa: PTH100  # as given: following links may hang
     pages = find_pages()
-    page = pages.of(path)
-    aliases = [] if page else sorted({one.status.store for one in pages.found} - {path})
-    reading = Child(lambda tell: look_at_output(path, aliases, tell))
+    page = next(iter(pages.of(path)), None)
+    reading = Child(lambda tell: look_at_output(path, tell))
     began = time.monotonic()
     gpus = Child(look_at_gpus)
     local = Evidence() if page is None else _collect(page.path, sample_seconds)
     real = local.status.store_real if local.status else ""
     output = _read_output(path, real, reading.wait(began + deadline_seconds), deadline_seconds)
-    if page is None and output.same:
-        page = pages.of(output.same[0])
+    if page is None:
+        page = next(iter(pages.of(output.real)), None)
         local = _collect(page.path, sample_seconds) if page else local
     if page is None:
         _refuse_what_is_no_store(output)
@@ -116,7 +115,7 @@ class _Output:
 
     def __init__(self, evidence: OutputEvidence, found: dict[str, Any]) -> None:
         self.evidence = evidence
-        self.same: list[str] = found.get("same") or []
+        self.real = str(found.get("real") or "")
         self.is_store = bool(found.get("is_store", True))
         self.host = str(found.get("host") or "")
         self.spool = str(found.get("spool") or "")

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from extraction.diagnosis.mounts import known_mounts, locate
 from extraction.page import is_locked, read_page
 from extraction.status import PREFIX, STATUS_SUFFIX, RunStatus, parse_status
 
@@ -31,10 +32,26 @@ class Pages:
     hidden: tuple[str, ...] = field(default=())
     """Directories of other users."""
 
-    def of(self, store: str) -> FoundPage | None:
-        """Return the page of a store: of a live run rather than of a dead one, then the newest."""
-        ours = [page for page in self.found if page.status.store == store]
-        return max(ours, key=lambda one: (one.held, one.status.updated_seconds), default=None)
+    def of(self, *paths: str) -> tuple[FoundPage, ...]:
+        """Return the pages of a store: first those of live runs, the newest before the others.
+
+        Paths are compared by their spelling and the kernel's list of mounts alone: the disks of
+        other runs may hang, which must not look like a hang of this store.
+
+        Parameters
+        ----------
+        *paths
+            Absolute paths of the one store, such as the one given and the one without links.
+        """
+        mounts = known_mounts()
+        wanted = {locate(path, mounts) for path in paths if path}
+
+        def is_ours(page: FoundPage) -> bool:
+            names = (page.status.store, page.status.store_real)
+            return any(locate(name, mounts) in wanted for name in names if name)
+
+        ours = filter(is_ours, self.found)
+        return tuple(sorted(ours, key=lambda one: (not one.held, -one.status.updated_seconds)))
 
 
 def find_pages(root: Path = SHARED_MEMORY) -> Pages:

@@ -18,6 +18,10 @@ class Mount:
     source: str
     options: str
     """Of the mount and of the file system, joined by commas."""
+    device: str = ""
+    """Major and minor number: the same for all mounts of one file system."""
+    root: str = "/"
+    """What of the file system is mounted there."""
 
     def describe(self) -> str:
         """Say point, type and source."""
@@ -42,6 +46,14 @@ def read_mounts(process: str = "self") -> tuple[Mount, ...]:
         return tuple(_parse(line) for line in file)
 
 
+def known_mounts() -> tuple[Mount, ...]:
+    """List the mounts that this process sees; none where it may not look."""
+    try:
+        return read_mounts()
+    except OSError:
+        return ()
+
+
 def mount_of(path: str, mounts: tuple[Mount, ...]) -> Mount | None:
     """Find the mount of an absolute path, by its spelling alone.
 
@@ -57,11 +69,28 @@ def mount_of(path: str, mounts: tuple[Mount, ...]) -> Mount | None:
     return best
 
 
+def locate(path: str, mounts: tuple[Mount, ...]) -> tuple[str, str]:
+    """Return the file system of an absolute path without links and its place in there.
+
+    Two paths of one place lead to the same file, also through a bind mount.
+
+    >>> mounts = Mount("/", "ext4", "sda", "rw", "8:1"), Mount("/b", "ext4", "sda", "rw", "8:1", "/a")
+    >>> locate("/b/s.zarr", mounts), locate("/a/s.zarr", mounts)
+    (('8:1', '/a/s.zarr'), ('8:1', '/a/s.zarr'))
+    """
+    mount = mount_of(path, mounts)
+    if mount is None:
+        return "", path
+    inside = path[len(mount.point.rstrip("/")) :]
+    return mount.device, mount.root.rstrip("/") + inside
+
+
 def _parse(line: str) -> Mount:
     front, _, back = line.rstrip("\n").partition(" - ")
-    point, options = front.split(" ")[4:6]
+    device, root, point, options = front.split(" ")[2:6]
     kind, source, *more = back.split(" ")
-    return Mount(_plain(point), kind, _plain(source), ",".join([options, *more]))
+    options = ",".join([options, *more])
+    return Mount(_plain(point), kind, _plain(source), options, device, _plain(root))
 
 
 def _plain(text: str) -> str:

@@ -33,21 +33,15 @@ _NOT_OURS: Final = {errno.EACCES, errno.EPERM}
 _NO_UNNAMED_FILES: Final = {errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL}
 
 
-def look_at_output(store: str, aliases: list[str], tell: Tell) -> dict[str, Any]:
-    """Look at the file system, the store's completion and its claims.
-
-    Parameters
-    ----------
-    aliases
-        Other paths: those that lead to this very store are returned.
-    """
+def look_at_output(store: str, tell: Tell) -> dict[str, Any]:
+    """Look at the file system, the store's completion and its claims."""
     found: dict[str, Any] = {}
     tell(f"stat of {store}")
     found["exists"] = Path(store).exists()
+    found["real"] = os.path.realpath(store)
     place = _existing(Path(store))
     tell(f"statvfs of {place}")
     found |= _space(place)
-    found["same"] = [path for path in aliases if _is_same(store, path)]
     tell(f"reading {runs_directory(Path(store))}")
     found["copies"] = read_copies(Path(store))
     if found["exists"]:
@@ -166,13 +160,6 @@ def _space(place: Path) -> dict[str, Any]:
         "free_inodes": status.f_favail if status.f_files else None,
         "read_only": bool(status.f_flag & os.ST_RDONLY),
     }
-
-
-def _is_same(store: str, path: str) -> bool:
-    try:
-        return Path(store).samefile(path)
-    except OSError:
-        return False
 
 
 def _look_at_store(path: Path, tell: Tell) -> dict[str, Any]:

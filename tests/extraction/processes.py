@@ -178,20 +178,25 @@ class Extraction:
 
     def worker(self) -> psutil.Process | None:
         """Return the worker process once it is there."""
+        found = self._find_worker()
+        return found[0] if found else None
+
+    def _find_worker(self) -> tuple[psutil.Process, Path] | None:
+        """Return the worker process and the status page that it was given."""
         with contextlib.suppress(psutil.NoSuchProcess):
             for child in psutil.Process(self.process.pid).children():
-                if "extraction.worker" in child.cmdline():
-                    return child
+                arguments = child.cmdline()
+                if "extraction.worker" in arguments:
+                    return child, Path(arguments[arguments.index("extraction.worker") + 1])
         return None
 
     def status(self) -> RunStatus | None:
         """Read the status page as anyone may."""
         if self._page is None:
-            worker = self.worker()
-            if worker is None:
+            found = self._find_worker()
+            if found is None:
                 return None
-            arguments = worker.cmdline()
-            self._page = StatusPage(Path(arguments[arguments.index("extraction.worker") + 1]))
+            self._page = StatusPage(found[1])
         return self._page.read()
 
     def wait_for(self, condition: Callable[[RunStatus], bool], seconds: float = 60.0) -> RunStatus:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -55,3 +57,28 @@ def test_a_slow_disk_is_no_stall(fuse: Fuse, server: Fake, room: Path, data: Pat
     assert diagnosis.advice == "nothing to do"
     assert ended.code == 0, ended.log
     assert "stalled" not in ended.log
+
+
+def test_a_hanging_disk_of_another_run_is_not_blamed_on_this_store(
+    fuse: Fuse, server: Fake, room: Path, data: Path
+) -> None:
+    nothing = room / "folder"
+    nothing.mkdir()
+    store = fuse.mount / "s.zarr"
+    with running(store, server, room, "--data", data) as run, fuse.set("hang"):
+        server.release()
+        expect(store, Verdict.OUTPUT_BLOCKED)
+        doctor = hsstore("doctor", nothing)
+        status = hsstore("status", nothing)
+        run.kill()
+
+    assert (doctor.returncode, doctor.stdout) == (2, "")
+    assert "is no store of ours" in doctor.stderr
+    assert (status.returncode, status.stdout) == (2, "")
+    assert "no run is known, and there is no store" in status.stderr
+
+
+def hsstore(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a command."""
+    command: list[str | Path] = [sys.executable, "-m", "hsstore", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)

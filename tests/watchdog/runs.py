@@ -47,8 +47,8 @@ class Run:
 
     def status(self) -> RunStatus | None:
         """Return the run's page."""
-        page = find_pages().of(str(self.store))
-        return page.status if page else None
+        pages = find_pages().of(str(self.store))
+        return pages[0].status if pages else None
 
     def wait_phase(self, phase: str) -> RunStatus:
         """Wait for a phase."""

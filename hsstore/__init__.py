@@ -30,7 +30,7 @@ def open(path: str | Path) -> Store:  # noqa: A001  # as zarr.open and tarfile.o
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401
-    # zarr loads `hsstore.dtype` for every one of its users: that must not import all the rest.
+    # zarr loads `hsstore.zarr_dtype` for every one of its users: that must not import all the rest.
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'hsstore' has no attribute {name!r}")

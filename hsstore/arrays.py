@@ -19,7 +19,7 @@ from zarr.storage import LocalStore
 
 from hsstore.activity import operation, tick
 from hsstore.codec import CHANNEL_BIAS, UNCOMPRESSED
-from hsstore.dtype import BFloat16, native_dtype
+from hsstore.dtype import native_dtype
 from hsstore.errors import CorruptStoreError, InputError
 from hsstore.files import (
     PARTIAL_SUFFIX,
@@ -29,6 +29,7 @@ from hsstore.files import (
     write_durably,
 )
 from hsstore.rows import RowReader
+from hsstore.zarr_dtype import BFloat16
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,11 +15,12 @@ from zarrs.pipeline import UnsupportedDataTypeError
 
 from hsstore.codec import CODEC_NAMES, CodecName
 from hsstore.create import LayoutOptions
-from hsstore.dtype import BFloat16, DTypeName, bits_dtype, nan_bits, native_dtype
+from hsstore.dtype import DTypeName, bits_dtype, nan_bits, native_dtype
 from hsstore.spec import FailureReason
 from hsstore.testing.stores import commit_block, make_model, make_store, payload
 from hsstore.writer import BlockWriter
 from hsstore.zarr_codec import ChannelBiasCodec
+from hsstore.zarr_dtype import BFloat16
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -296,7 +297,7 @@ def test_zarr_python_reads_in_a_process_that_never_imports_hsstore(store: Store)
     assert result["dtype"] == "bfloat16"
     assert bytes.fromhex(result["bits"]) == expected_rows(store).tobytes()
     # zarr loads the data type, and with it nothing of the library but that.
-    assert result["imported"] == ["hsstore", "hsstore.dtype"]
+    assert result["imported"] == ["hsstore", "hsstore.zarr_dtype"]
 
 
 def test_the_golden_states_of_an_empty_golden_open_everywhere(directory: Path) -> None:

@@ -15,6 +15,7 @@ from hsstore.shard import shard_path
 from hsstore.shard.index import MISSING
 from hsstore.verify.finding import Finding
 from hsstore.verify.states import BadPayloadError, StatesReader
+from hsstore.verify.values import norm_histogram
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,17 +64,17 @@ class BlockTask:
 class BlockResult:
     """What was found in one block."""
 
-    norms: npt.NDArray[np.int64]
-    """See `StatesReader.norms`."""
     findings: list[Finding] = field(default_factory=list)
     checked: int = 0
     tokens_checked: int = 0
+    norms: npt.NDArray[np.int64] = field(default_factory=lambda: norm_histogram([], 0))
+    """See `norm_histogram`."""
 
 
 def check_block(task: BlockTask) -> BlockResult:
     """Check samples of a block against their completion bits and their digests."""
     reader = StatesReader(task.root, task.layout, task.dtype, task.codec)
-    result = BlockResult(reader.norms)
+    result = BlockResult()
     chosen = (
         range(len(task.length)) if task.chosen is None else np.flatnonzero(task.chosen).tolist()
     )
@@ -86,6 +87,7 @@ def check_block(task: BlockTask) -> BlockResult:
             result.findings += _check_incomplete(task, reader, index)
     if task.chosen is None:
         result.findings += _check_shards(task, reader, is_used=bool(result.checked))
+    result.norms = norm_histogram(reader.mean_squares, task.layout.geometry.slots)
     return result
 
 

@@ -16,7 +16,7 @@ from hsstore.shard import shard_path
 from hsstore.shard.ranges import Read
 from hsstore.shard.reader import ShardReader
 from hsstore.verify.finding import Finding
-from hsstore.verify.values import NORM_BINS, Values, is_finite
+from hsstore.verify.values import Values, is_finite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -52,7 +52,7 @@ class StatesReader:
 
     Attributes
     ----------
-    norms : int64 (slots, NORM_BINS)
+    mean_squares : list of float32 (rows, slots)
         Of some rows of all samples that were looked at.
     """
 
@@ -70,7 +70,7 @@ class StatesReader:
         piece_rows = max(PIECE_BYTES // sizes.row_bytes, 1)
         self._piece = np.empty((piece_rows, sizes.slots, sizes.hidden), self._rows.dtype)
         self._shards: dict[int, ShardReader | BadPayloadError] = {}
-        self.norms = np.zeros((sizes.slots, NORM_BINS), np.int64)
+        self.mean_squares: list[npt.NDArray[np.float32]] = []
 
     def _room_for_rows(self) -> npt.NDArray[Any]:
         """Return memory, (rows, slots, hidden), in which every chunk is one piece."""
@@ -98,7 +98,8 @@ class StatesReader:
         ------
         BadPayloadError
         """
-        hasher, values = xxhash.xxh3_64(), Values(self._dtype, self.norms)
+        slots = self._layout.geometry.slots
+        hasher, values = xxhash.xxh3_64(), Values(self._dtype, slots, self.mean_squares)
         for row, payload, finite in self._parts(index, length):
             self._hash(hasher, payload)
             values.look_at(payload, row, is_finite=finite)

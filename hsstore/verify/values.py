@@ -60,12 +60,14 @@ class Values:
 
     Parameters
     ----------
-    norms : int64 (slots, NORM_BINS)
-        Is counted up by the norms of some rows.
+    slots : int
+    mean_squares : list of float32 (rows, slots)
+        Is given those of some rows.
     """
 
     dtype: DTypeName
-    norms: npt.NDArray[np.int64]
+    slots: int
+    mean_squares: list[npt.NDArray[np.float32]]
     not_finite: Rows = field(default_factory=Rows)
     zero: Rows = field(default_factory=Rows)
     constant: Rows = field(default_factory=Rows)
@@ -73,7 +75,7 @@ class Values:
     """Pairs of slots that have been equal in every row so far."""
 
     def __post_init__(self) -> None:
-        self.equal_slots = list(combinations(range(len(self.norms)), 2))
+        self.equal_slots = list(combinations(range(self.slots), 2))
 
     def look_at(self, part: npt.NDArray[Any], start: int, *, is_finite: bool) -> None:
         """Take the rows from `start` on.
@@ -97,17 +99,19 @@ class Values:
             if np.array_equal(glance[:, one], glance[:, other])
             and np.array_equal(part[:, one], part[:, other])
         ]
-        self._count_norms(part[-start % NORM_EVERY_ROWS :: NORM_EVERY_ROWS])
+        some = as_float32(part[-start % NORM_EVERY_ROWS :: NORM_EVERY_ROWS], self.dtype)
+        with np.errstate(all="ignore"):  # values that are not finite, or whose squares are not
+            self.mean_squares.append(np.einsum("rsh,rsh->rs", some, some) / some.shape[2])
 
     def _find_plain_rows(
         self, part: npt.NDArray[Any], glance: npt.NDArray[Any], start: int
     ) -> None:
         """Find rows of zeros, and rows of any other number throughout."""
         sign = glance.dtype.type(1 << (8 * glance.itemsize - 1))
-        first, *others = (glance[..., value] & ~sign for value in range(glance.shape[2]))
-        plain = np.logical_and.reduce(
-            [np.ones_like(first, np.bool_), *(first == o for o in others)]
-        )
+        magnitudes = glance & ~sign
+        plain = magnitudes[..., 0] == magnitudes[..., -1]
+        for value in range(1, glance.shape[2] - 1):
+            plain &= magnitudes[..., value] == magnitudes[..., 0]
         if not plain.any():
             return
         at = np.nonzero(plain)
@@ -121,15 +125,26 @@ class Values:
         self.zero.add(start, zero.any(axis=1))
         self.constant.add(start, constant.any(axis=1))
 
-    def _count_norms(self, rows: npt.NDArray[Any]) -> None:
-        values = as_float32(rows, self.dtype)
-        with np.errstate(all="ignore"):  # values that are not finite, or whose squares are not
-            norms = np.sqrt(np.einsum("rsh,rsh->rs", values, values) / values.shape[2])
-            octaves = np.nan_to_num(np.log2(norms), nan=np.inf)
-        bins = (np.clip(octaves - LEAST_OCTAVE, 0, OCTAVES) * BINS_AN_OCTAVE).astype(np.int64)
-        np.minimum(bins, NORM_BINS - 1, out=bins)
-        for slot, found in enumerate(bins.T):
-            self.norms[slot] += np.bincount(found, minlength=NORM_BINS)
+
+def norm_histogram(
+    mean_squares: list[npt.NDArray[np.float32]], slots: int
+) -> npt.NDArray[np.int64]:
+    """Count root mean squares by their size.
+
+    Parameters
+    ----------
+    mean_squares : list of float32 (rows, slots)
+
+    Returns
+    -------
+    int64 (slots, NORM_BINS)
+    """
+    squares = np.concatenate([np.empty((0, slots), np.float32), *mean_squares])
+    with np.errstate(all="ignore"):  # zeros, and values that are not finite
+        octaves = np.nan_to_num(np.log2(np.sqrt(squares)), nan=np.inf)
+    bins = (np.clip(octaves - LEAST_OCTAVE, 0, OCTAVES) * BINS_AN_OCTAVE).astype(np.int64)
+    bins = np.minimum(bins, NORM_BINS - 1) + np.arange(slots) * NORM_BINS
+    return np.bincount(bins.ravel(), minlength=slots * NORM_BINS).reshape(slots, NORM_BINS)
 
 
 def is_finite(part: npt.NDArray[Any], dtype: DTypeName) -> bool:

@@ -16,10 +16,13 @@ demo: .venv/demo-ready
 demo-sglang: .venv/demo-ready .venv-sglang/ready
 	$(BIN)/python tools/demo.py --engine sglang
 
+# Tests side by side have the cores; threads of one's matrix products would only wait for each other.
+ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+
 # Where the environment of SGLang cannot be made, its tests say so loudly and are skipped; with
 # HSSTORE_REQUIRE_SGLANG=1, as in CI, they fail. One after the other: each server fills the cores.
 test: .venv/test-ready
-	$(BIN)/python -m pytest -n auto --dist loadfile $(addprefix --ignore ,tests/sglang $(FAULTS))
+	$(ONE_THREAD) $(BIN)/python -m pytest -n auto --dist loadfile $(addprefix --ignore ,tests/sglang $(FAULTS))
 	$(BIN)/python -m pytest -n $(FAULT_WORKERS) --dist loadfile $(FAULTS)
 	-$(MAKE) .venv-sglang/ready
 	$(BIN)/python -m pytest tests/sglang $(addprefix --ignore tests/sglang/,$(SGLANG_LONG))
@@ -66,7 +69,7 @@ semantic-study: .venv/test-ready
 # The storage library on a newer Python, which means a newer zarr too; torch is not needed for it.
 NEWER_PYTHON ?= python3.12
 test-newer: build/newer-venv/ready
-	build/newer-venv/bin/python -m pytest -n auto --dist loadfile tests/storage tests/cli \
+	$(ONE_THREAD) build/newer-venv/bin/python -m pytest -n auto --dist loadfile tests/storage tests/cli \
 		tests/verify/test_healthy.py tests/verify/test_completion.py tests/verify/test_payload.py
 
 # Builds the wheel and tries it in an environment of its own, away from the sources.

@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo demo-sglang test test-faults test-sglang test-newer check schemas bench bench-capture semantic-study wheel clean
+.PHONY: demo demo-sglang eagle3 test test-faults test-sglang test-trainers test-newer check schemas bench bench-capture semantic-study wheel clean
 
 demo: .venv/demo-ready
 	$(BIN)/python tools/demo.py
@@ -15,6 +15,11 @@ demo: .venv/demo-ready
 # The same on a real SGLang, on the CPU; its environment takes a minute and 2.3 GB.
 demo-sglang: .venv/demo-ready .venv-sglang/ready
 	$(BIN)/python tools/demo.py --engine sglang
+
+# An EAGLE-3 head from prompts on: the model's own answers, their states, training, and what it drafts.
+eagle3: .venv/demo-ready
+	$(BIN)/pip install --quiet --group study
+	$(BIN)/python tools/train_eagle3.py --quick
 
 # Tests side by side have the cores; threads of one's matrix products would only wait for each other.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
@@ -41,6 +46,10 @@ test-faults: .venv/test-ready
 test-sglang: .venv/test-ready .venv-sglang/ready
 	HSSTORE_REQUIRE_SGLANG=1 $(BIN)/python -m pytest tests/sglang
 
+# The published trainers of other projects read stores and exports, and train on them, on the CPU.
+test-trainers: .venv-trainers/ready
+	$(ONE_THREAD) HSSTORE_REQUIRE_TRAINERS=1 .venv-trainers/bin/python -m pytest -n auto --dist loadfile tests/trainers
+
 check: .venv/lint-ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -66,11 +75,14 @@ semantic-study: .venv/test-ready
 	$(BIN)/python tools/convert_smollm2.py demo/model
 	$(BIN)/python tools/semantic_study.py
 
+# What a newer zarr could break.
+MEETS_ZARR := tests/cli tests/verify/test_healthy.py tests/verify/test_completion.py $(addprefix tests/storage/test_,$(addsuffix .py, \
+	create durability dtype format_doc growth interop open read runs store))
+
 # The storage library on a newer Python, which means a newer zarr too; torch is not needed for it.
 NEWER_PYTHON ?= python3.12
 test-newer: build/newer-venv/ready
-	$(ONE_THREAD) build/newer-venv/bin/python -m pytest -n auto --dist loadfile tests/storage tests/cli \
-		tests/verify/test_healthy.py tests/verify/test_completion.py tests/verify/test_payload.py
+	$(ONE_THREAD) build/newer-venv/bin/python -m pytest -n auto --dist loadfile $(MEETS_ZARR)
 
 # Builds the wheel and tries it in an environment of its own, away from the sources.
 wheel: .venv/ready
@@ -81,7 +93,7 @@ wheel: .venv/ready
 	cd build && wheel-venv/bin/hsstore --help
 
 clean:
-	rm -rf .venv .venv-sglang build demo
+	rm -rf .venv .venv-sglang .venv-trainers build demo
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -112,4 +124,8 @@ build/newer-venv/ready: pyproject.toml
 
 .venv-sglang/ready: tools/install_sglang_cpu.sh tests/sglang/platform/pyproject.toml pyproject.toml
 	PYTHON="$(PYTHON)" TORCH="$(TORCH)" tools/install_sglang_cpu.sh .venv-sglang
+	touch $@
+
+.venv-trainers/ready: tools/install_trainers.sh pyproject.toml
+	PYTHON="$(PYTHON)" TORCH="$(TORCH)" tools/install_trainers.sh .venv-trainers
 	touch $@

@@ -24,7 +24,7 @@ from extraction.access import KEY_VARIABLE, Access
 from hsstore.errors import RefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
 log = logging.getLogger(__name__)
 
@@ -100,18 +100,46 @@ class ServerLink:
         RefusedError
             It wants another API key, another certificate or another URL: no request will ever pass.
         """
-        body = {
-            "rid": rid,
-            "input_ids": input_ids,
-            "sampling_params": {"max_new_tokens": 0, "temperature": 0},
-            "extra_key": rid,  # keeps other requests' prefix cache out of this one
-        }
+        await self._generate(
+            {
+                "rid": rid,
+                "input_ids": input_ids,
+                "sampling_params": {"max_new_tokens": 0, "temperature": 0},
+                "extra_key": rid,  # keeps other requests' prefix cache out of this one
+            }
+        )
+
+    async def complete(
+        self, rid: str, input_ids: Sequence[int], sampling: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Have the server answer a prompt; returns SGLang's document: `output_ids`, `meta_info`.
+
+        Raises
+        ------
+        ServerAwayError, RequestAbortedError, RequestRefusedError, RefusedError
+            As in `generate`.
+        """
+        body = {"rid": rid, "input_ids": input_ids, "sampling_params": sampling}
+        answer = await self._generate(body)
+        try:
+            document = json.loads(answer)
+        except ValueError:
+            document = None
+        if not isinstance(document, dict) or not isinstance(document.get("output_ids"), list):
+            raise RefusedError(
+                f"{self.url}/generate answers without output_ids: is it an SGLang server, or "
+                f"`hsstore serve`? It says: {answer[:200]!r}"
+            )
+        return document
+
+    async def _generate(self, body: dict[str, Any]) -> bytes:
         async with self._ask("POST", "/generate", json=body) as response:
             if response.status != HTTPStatus.OK:
                 self._raise_for(response, (await response.text())[:500])
-            why = abort_reason(await response.read())
-        if why is not None:
+            answer = await response.read()
+        if (why := abort_reason(answer)) is not None:
             raise RequestAbortedError(f"somebody else aborted the request (the server says: {why})")
+        return answer
 
     async def abort(self, rid: str, timeout_seconds: float) -> None:
         """Tell the server that nobody waits for this request any more; best effort."""
@@ -160,6 +188,22 @@ class ServerLink:
                 said = loop.time()
             await asyncio.sleep(pause)
             pause = min(2 * pause, MAX_PROBE_SECONDS)
+
+    async def model_name(self) -> str:
+        """Return the last part of the path of the server's model; empty where it does not say.
+
+        Raises
+        ------
+        ServerAwayError
+        """
+        timeout = aiohttp.ClientTimeout(total=CONNECT_SECONDS)
+        async with self._ask("GET", "/model_info", timeout=timeout) as response:
+            try:
+                answer = await response.json() if response.status == HTTPStatus.OK else None
+            except ValueError:
+                answer = None
+        path = answer.get("model_path") if isinstance(answer, dict) else None
+        return path.rstrip("/").rpartition("/")[2] if isinstance(path, str) else ""
 
     async def routed_servers(self) -> int | None:
         """Return how many servers stand behind this URL, if SGLang's router answers there.

@@ -116,6 +116,18 @@ class ChatTemplate:
         prompt = self._prompt(rendering.arguments)
         return rendering.text, [rendering.proven_span(turn, prompt) for turn in chosen]
 
+    def prompt(self, conversation: Conversation) -> str:
+        """Render a conversation up to where the model is to answer it.
+
+        Raises
+        ------
+        DroppedRecordError
+            The template refuses the messages, or a message contains a control token.
+        """
+        self._check_control_tokens(conversation)
+        count = len(conversation.messages)
+        return self._start(conversation).render(count, add_generation_prompt=True)
+
     def _start(self, conversation: Conversation) -> _Rendering:
         arguments = {**self._arguments, **conversation.template_kwargs}
         messages = conversation.messages

@@ -72,12 +72,14 @@ class Encoder:
         The transformers tokenizer itself.
     vocab_size
         Ids are below it: the tokenizer's, or the model's where that is larger.
+    end_ids
+        The tokens that end a generation.
     """
 
     def __init__(self, directory: Path, *, trust_remote_code: bool = False) -> None:
         self.tokenizer = _load(directory, trust_remote_code=trust_remote_code)
         self.vocab_size = max(len(self.tokenizer), _model_vocab_size(directory))
-        self._end_ids = _end_ids(directory, self.tokenizer)
+        self.end_ids = _end_ids(directory, self.tokenizer)
 
     def encode(self, text: str, spans: list[Span]) -> Encoded:
         """Tokenise a rendered conversation, in which `spans` (ascending) are supervised.
@@ -116,6 +118,10 @@ class Encoder:
                 return _as_arrays(whole, mask)
         raise DroppedRecordError(UNPROVEN_MASK, "the special tokens change how the text is split")
 
+    def encode_prompt(self, text: str) -> list[int]:
+        """Tokenise a rendered conversation as `encode` does, for a server to continue."""
+        return self._ids(text, add_special_tokens=False)
+
     def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
         encoding = self.tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)
         return list(encoding["input_ids"])
@@ -152,7 +158,7 @@ class Encoder:
     def _with_end_tokens(
         self, ids: npt.NDArray[np.int32], mask: npt.NDArray[np.uint8]
     ) -> npt.NDArray[np.uint8]:
-        is_end = np.isin(ids, list(self._end_ids))
+        is_end = np.isin(ids, list(self.end_ids))
         after = np.flatnonzero((mask[:-1] == 1) & (mask[1:] == 0) & ~is_end[:-1] & is_end[1:])
         mask[after + 1] = 1
         return mask

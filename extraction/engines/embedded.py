@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from aiohttp import web
 
+from extraction.engines.generation import make_generator
 from extraction.engines.http_server import make_app
 from extraction.engines.worker import Request, Worker
 from extraction.spool import ServerInfo, SpoolError, SpoolServer, default_spool
@@ -95,31 +96,29 @@ async def serve_engine(load: Callable[[], Engine], options: ServeOptions) -> Non
             raise RefusedError(str(error)) from error
         with spool:
             engine = await asyncio.to_thread(load)
-            worker = Worker(
-                engine,
-                spool,
-                piece_tokens=options.piece_tokens,
-                threads=options.threads or len(os.sched_getaffinity(0)),
-            )
+            threads = options.threads or len(os.sched_getaffinity(0))
+            worker = Worker(engine, spool, piece_tokens=options.piece_tokens, threads=threads)
+            generator = make_generator(engine, threads=threads)
+            app = make_app(worker, engine.description, generator)
             try:
                 await _warm_up(worker)
-                await _answer_until(stop, listener, worker, spool, engine.description, options)
+                await _answer_until(stop, listener, app, spool, engine.description, options)
             finally:
+                if generator is not None:
+                    await asyncio.to_thread(generator.close)
                 await asyncio.to_thread(worker.close)
 
 
 async def _answer_until(
     stop: asyncio.Event,
     listener: socket.socket,
-    worker: Worker,
+    app: web.Application,
     spool: SpoolServer,
     about: EngineDescription,
     options: ServeOptions,
 ) -> None:
     # A handler whose client has gone is cancelled, and aborts its request.
-    runner = web.AppRunner(
-        make_app(worker, about), handler_cancellation=True, access_log=None, shutdown_timeout=1
-    )
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1)
     await runner.setup()
     try:
         await web.SockSite(runner, listener).start()

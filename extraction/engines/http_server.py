@@ -11,18 +11,26 @@ import json
 import time
 import uuid
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 from aiohttp import web
 
+from extraction.engines.generation import GenerateRequest
+from extraction.engines.sampling import parse_sampling
 from extraction.engines.worker import DuplicateRequestError, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
+    from concurrent.futures import Future
+
+    import numpy.typing as npt
 
     from extraction.engines.engine import EngineDescription
+    from extraction.engines.generation import Answer, Generator
     from extraction.engines.worker import Outcome, Worker
+
+T = TypeVar("T")
 
 _LARGEST_BODY_BYTES: Final = 256 << 20
 
@@ -37,24 +45,49 @@ class Api:
 
     worker: Worker
     description: EngineDescription
+    generator: Generator | None = None
 
     async def generate(self, http: web.Request) -> web.Response:
         """Run one sequence, or a list of them."""
-        began = time.monotonic()
         body = await _read_json(http)
+        if self.generator is not None and is_generation(body):
+            answers = await self._answer_prompts(body, self.generator)
+        else:
+            answers = await self._capture(body)
+        return web.json_response(answers if _is_batch(body) else answers[0])
+
+    async def _capture(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        began = time.monotonic()
         requests = parse_generate(body, self.description)
-        futures = self.worker.submit(requests)
-        try:
-            outcomes = await asyncio.gather(*map(asyncio.wrap_future, futures))
-        except asyncio.CancelledError:
-            for request in requests:  # the client has gone
-                self.worker.abort(request.rid)
-            raise
-        answers = [
+        outcomes = await self._wait(requests, self.worker.submit(requests), self.worker.abort)
+        return [
             _answer(request, outcome, time.monotonic() - began)
             for request, outcome in zip(requests, outcomes, strict=True)
         ]
-        return web.json_response(answers if _is_batch(body) else answers[0])
+
+    async def _answer_prompts(
+        self, body: dict[str, Any], generator: Generator
+    ) -> list[dict[str, Any]]:
+        began = time.monotonic()
+        requests = parse_prompts(body, self.description)
+        outcomes = await self._wait(requests, generator.submit(requests), generator.abort)
+        return [
+            _generated(request, outcome, time.monotonic() - began)
+            for request, outcome in zip(requests, outcomes, strict=True)
+        ]
+
+    async def _wait(
+        self,
+        requests: Sequence[Request] | Sequence[GenerateRequest],
+        futures: Sequence[Future[T]],
+        abort: Callable[[str], None],
+    ) -> list[T]:
+        try:
+            return await asyncio.gather(*map(asyncio.wrap_future, futures))
+        except asyncio.CancelledError:
+            for request in requests:  # the client has gone
+                abort(request.rid)
+            raise
 
     async def abort(self, http: web.Request) -> web.Response:
         """Abort the request `rid`; one that is unknown or has ended is no error."""
@@ -62,6 +95,8 @@ class Api:
         if not isinstance(rid, str):
             raise BadRequestError("rid must be a string")
         await asyncio.to_thread(self.worker.abort, rid)
+        if self.generator is not None:
+            self.generator.abort(rid)
         return web.Response()
 
     async def health(self, _: web.Request) -> web.Response:
@@ -84,9 +119,11 @@ class Api:
         )
 
 
-def make_app(worker: Worker, description: EngineDescription) -> web.Application:
-    """Build the application."""
-    api = Api(worker, description)
+def make_app(
+    worker: Worker, description: EngineDescription, generator: Generator | None = None
+) -> web.Application:
+    """Build the application; without a generator it captures, and no more."""
+    api = Api(worker, description, generator)
     app = web.Application(middlewares=[_json_errors], client_max_size=_LARGEST_BODY_BYTES)
     app.router.add_post("/generate", api.generate)
     app.router.add_post("/abort_request", api.abort)
@@ -104,17 +141,59 @@ def parse_generate(body: dict[str, Any], about: EngineDescription) -> list[Reque
     BadRequestError
         Something this engine cannot do, named by its field.
     """
+    sequences = _parse_sequences(body, about)
+    predict = _parse_predict(body.get("sampling_params"))
+    return [Request(rid, ids, predict) for rid, ids in sequences]
+
+
+def is_generation(body: dict[str, Any]) -> bool:
+    """Tell whether a body asks for more than the states of its tokens, and one token more."""
+    params = body.get("sampling_params")
+    first = params[0] if isinstance(params, list) and params else params
+    if not isinstance(first, dict):
+        return False
+    return first.get("max_new_tokens") not in (0, 1) or bool(first.get("temperature"))
+
+
+def parse_prompts(body: dict[str, Any], about: EngineDescription) -> list[GenerateRequest]:
+    """Check the body of `/generate` where text is to be generated; one request per sequence.
+
+    Raises
+    ------
+    BadRequestError
+        Something this engine cannot do, named by its field.
+    """
+    sequences = _parse_sequences(body, about)
+    params = body.get("sampling_params")
+    each = params if isinstance(params, list) else [params] * len(sequences)
+    if len(each) != len(sequences):
+        raise BadRequestError(f"sampling_params must be an object, or a list of {len(sequences)}")
+    try:
+        sampling = [parse_sampling(one) for one in each]
+    except ValueError as error:
+        raise BadRequestError(str(error)) from None
+    for (_, ids), one in zip(sequences, sampling, strict=True):
+        if len(ids) + one.max_new_tokens > about.max_tokens:
+            raise BadRequestError(
+                f"Requested token count exceeds the model's maximum context length of "
+                f"{about.max_tokens} tokens: {len(ids)} of the input and {one.max_new_tokens} new."
+            )
+    return [
+        GenerateRequest(rid, ids, one) for (rid, ids), one in zip(sequences, sampling, strict=True)
+    ]
+
+
+def _parse_sequences(
+    body: dict[str, Any], about: EngineDescription
+) -> list[tuple[str, npt.NDArray[np.int32]]]:
+    """Return the id and the tokens of each sequence."""
     if "input_ids" not in body:
         raise BadRequestError("input_ids is missing: this engine has no tokenizer")
     if body.get("stream"):
         raise BadRequestError("stream is not supported")
     sequences = body["input_ids"] if _is_batch(body) else [body["input_ids"]]
     rids = _parse_rids(body.get("rid"), len(sequences), batch=_is_batch(body))
-    predict = _parse_predict(body.get("sampling_params"))
-    return [
-        Request(rid, _parse_ids(ids, about), predict)
-        for rid, ids in zip(rids, sequences, strict=True)
-    ]
+    return [(rid, _parse_ids(ids, about)) for rid, ids in zip(rids, sequences, strict=True)]
 
 
 def _is_batch(body: dict[str, Any]) -> bool:
@@ -132,7 +211,7 @@ def _parse_rids(rid: Any, count: int, *, batch: bool) -> list[str]:  # noqa: ANN
     return rid
 
 
-def _parse_ids(ids: Any, about: EngineDescription) -> np.ndarray[Any, np.dtype[np.int32]]:  # noqa: ANN401 - JSON
+def _parse_ids(ids: Any, about: EngineDescription) -> npt.NDArray[np.int32]:  # noqa: ANN401 - JSON
     if not isinstance(ids, list) or not ids:
         raise BadRequestError("input_ids must be a list of at least one token id")
     if len(ids) > about.max_tokens:
@@ -158,6 +237,24 @@ def _answer(request: Request, outcome: Outcome, seconds: float) -> dict[str, Any
     finish: dict[str, Any] = {"type": "length", "length": len(output_ids)}
     if outcome.aborted:
         finish = {"type": "abort", "message": "Aborted before it began"}
+    return _document(request, output_ids, finish, seconds)
+
+
+def _generated(request: GenerateRequest, answer: Answer, seconds: float) -> dict[str, Any]:
+    finish: dict[str, Any] = {"type": "length", "length": len(answer.tokens)}
+    if answer.aborted:
+        finish = {"type": "abort", "message": "Aborted"}
+    elif answer.stopped:
+        finish = {"type": "stop", "matched": answer.tokens[-1]}
+    return _document(request, list(answer.tokens), finish, seconds)
+
+
+def _document(
+    request: Request | GenerateRequest,
+    output_ids: list[int],
+    finish: dict[str, Any],
+    seconds: float,
+) -> dict[str, Any]:
     return {
         "text": "",
         "output_ids": output_ids,

@@ -1,4 +1,4 @@
-"""A causal language model of the transformers library on the CPU; the one file here with torch."""
+"""A causal language model of the transformers library on the CPU; needs torch."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from extraction.engines.capture_hash import capture_hash
+from extraction.engines.decoding import TransformersDecoder
 from extraction.engines.engine import EngineDescription, States, resolve_layers
 from extraction.spool import DTYPES, Norm
 from hsstore.errors import InputError
@@ -106,11 +107,29 @@ class TransformersEngine:
             del self._running.states, self._running.progress
         return States(_to_numpy(states), next_token)
 
+    def decoder(self) -> TransformersDecoder:
+        """Make a decoder that generates with this model, beside its captures.
+
+        Raises
+        ------
+        InputError
+            Not all of its layers attend to all tokens.
+        """
+        config = self._model.config.get_text_config()
+        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+        windowed = getattr(config, "sliding_window", None) and not hasattr(config, "layer_types")
+        if windowed or kinds != {"full_attention"}:
+            raise InputError(f"{config.model_type}: only full attention is generated with")
+        head = self._model.get_output_embeddings()
+        return TransformersDecoder(self._decoder, head, _stop_token_ids(self._model))
+
     def _add_hooks(self) -> None:
         slots = {layer: slot for slot, layer in enumerate(self._layers)}
 
         def hook_for(layer: int) -> Callable[..., None]:
             def hook(_module: torch.nn.Module, _inputs: object, output: Any) -> None:  # noqa: ANN401
+                if not hasattr(self._running, "states"):
+                    return  # this thread generates
                 if layer in slots:
                     hidden = output[0] if isinstance(output, tuple) else output
                     self._running.states[:, slots[layer]] = hidden[0]
@@ -184,6 +203,14 @@ def _find_decoder(model: Any) -> Any:  # noqa: ANN401 - any model class of trans
         if right and hasattr(module, "norm"):
             return module
     raise InputError(f"{type(model).__name__} has no decoder with `layers` and `norm`")
+
+
+def _stop_token_ids(model: Any) -> frozenset[int]:  # noqa: ANN401 - any model class
+    configured = model.generation_config.eos_token_id
+    if configured is None:
+        configured = model.config.get_text_config().eos_token_id
+    ids = configured if isinstance(configured, list) else [configured]
+    return frozenset(token for token in ids if token is not None)
 
 
 @torch.inference_mode()

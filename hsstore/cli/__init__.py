@@ -1,3 +1,4 @@
+# ruff: noqa: F401  # importing a command registers it
 """The `hsstore` command. One file a command: it parses, calls the library, prints the report.
 
 `hsstore --help` has to be fast: a command imports what it needs when it runs.
@@ -5,7 +6,19 @@
 
 from __future__ import annotations
 
-from hsstore.cli import consolidate, doctor, extract, info, plan, serve, status, verify  # noqa: F401  # importing a command registers it
+from hsstore.cli import (
+    consolidate,
+    doctor,
+    export,
+    extract,
+    import_,
+    info,
+    plan,
+    regenerate,
+    serve,
+    status,
+    verify,
+)
 from hsstore.cli.app import app
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from hsstore.errors import InputError
-from hsstore.formats.sample import ForeignSample, take_matrix, take_row
+from hsstore.formats.sample import ForeignSample, ForeignTokens, take_matrix, take_row
 
 if TYPE_CHECKING:
     from hsstore.formats.sample import Content, Hints
@@ -55,13 +55,21 @@ class Eagle:
             "loss_mask": mask.astype(np.int64),
         }
 
+    def read_tokens(self, content: Content) -> ForeignTokens:
+        """Return tokens and mask of a file."""
+        ids = take_row(content, "input_ids", np.int32)
+        return ForeignTokens(ids, take_row(content, "loss_mask", np.uint8))
+
     def read_sample(self, content: Content, hints: Hints) -> ForeignSample:
         """Return the sample of a file: one slot, the final state."""
         if hints.slots != 1:
             raise InputError(
                 f"EAGLE's files hold the final state alone, and {hints.slots - 1} captured layers are expected"
             )
-        ids = take_row(content, "input_ids", np.int32)
-        last = take_matrix(content, "hidden_state", len(ids))
-        mask = take_row(content, "loss_mask", np.uint8)
-        return ForeignSample(ids, mask, last[:, None], "post-norm")
+        if "aux_hidden_state" in content:
+            raise InputError(
+                "it has 'aux_hidden_state', as SpecForge's files do and EAGLE's do not"
+            )
+        tokens = self.read_tokens(content)
+        last = take_matrix(content, "hidden_state", len(tokens.input_ids))
+        return ForeignSample(tokens.input_ids, tokens.loss_mask, last[:, None], "post-norm")

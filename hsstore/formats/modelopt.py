@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from hsstore.errors import InputError
-from hsstore.formats.sample import ForeignSample, join, take_matrix, take_row
+from hsstore.formats.sample import ForeignSample, ForeignTokens, join, take_matrix, take_row
 
 if TYPE_CHECKING:
     from hsstore.formats.sample import Content, Hints
@@ -34,8 +34,11 @@ class ModelOpt:
     name: Final = "modelopt"
 
     def path(self, row: int, sample_id: str) -> str:  # noqa: ARG002  # of the protocol
-        """Return `ROW.pt`: ids may hold any character, and the id itself is in the file."""
-        return f"{row:09d}.pt"
+        """Return `samples/ROW.pt`: ids may hold any character, and the id itself is in the file.
+
+        A folder of their own: the trainer takes every `.pt` below the one that it is given.
+        """
+        return f"samples/{row:09d}.pt"
 
     def write_sample(self, sample: ForeignSample) -> Content:
         """Return the values of a file."""
@@ -51,14 +54,19 @@ class ModelOpt:
             PRENORM: sample.final == "pre-norm",
         }
 
-    def read_sample(self, content: Content, hints: Hints) -> ForeignSample:
-        """Return the sample of a file; TensorRT-LLM's writer leaves the mask out."""
+    def read_tokens(self, content: Content) -> ForeignTokens:
+        """Return tokens, mask and id of a file; TensorRT-LLM's writer leaves the mask out."""
         ids = take_row(content, "input_ids", np.int32)
-        last = take_matrix(content, "hidden_states", len(ids))
-        aux = take_matrix(content, "aux_hidden_states", len(ids))
         mask = take_row(content, "loss_mask", np.uint8) if "loss_mask" in content else None
+        return ForeignTokens(ids, mask, str(content.get("conversation_id", "")))
+
+    def read_sample(self, content: Content, hints: Hints) -> ForeignSample:
+        """Return the sample of a file."""
+        tokens = self.read_tokens(content)
+        last = take_matrix(content, "hidden_states", len(tokens.input_ids))
+        aux = take_matrix(content, "aux_hidden_states", len(tokens.input_ids))
         final: FinalState = hints.final
         if PRENORM in content:
             final = "pre-norm" if bool(content[PRENORM]) else "post-norm"
-        name = str(content.get("conversation_id", ""))
-        return ForeignSample(ids, mask, join(aux, last, hints), final, name)
+        states = join(aux, last, hints)
+        return ForeignSample(tokens.input_ids, tokens.loss_mask, states, final, tokens.sample_id)

@@ -69,6 +69,24 @@ class ForeignSample:
             raise InputError(f"{who} files hold the {wanted} state, and this one is {self.final}")
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ForeignTokens:
+    """What a file says of its sample beside the states.
+
+    Attributes
+    ----------
+    input_ids : int32 (T,)
+    loss_mask : uint8 (T,), optional
+        None where the file does not say.
+    sample_id : str
+        Of the data set; empty where the file does not say.
+    """
+
+    input_ids: npt.NDArray[np.int32]
+    loss_mask: npt.NDArray[np.uint8] | None = None
+    sample_id: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Hints:
     """What files do not say of themselves."""
@@ -96,6 +114,15 @@ class Format(Protocol):
         ------
         InputError
             The format cannot hold this sample.
+        """
+
+    def read_tokens(self, content: Content) -> ForeignTokens:
+        """Return what a file holds beside states, which are not touched: they may be mapped.
+
+        Raises
+        ------
+        InputError
+            As in `read_sample`.
         """
 
     def read_sample(self, content: Content, hints: Hints) -> ForeignSample:

@@ -19,7 +19,7 @@ import numpy as np
 
 from hsstore.dtype import native_dtype
 from hsstore.errors import InputError
-from hsstore.formats.sample import ForeignSample, take, take_matrix, take_row
+from hsstore.formats.sample import ForeignSample, ForeignTokens, take, take_matrix, take_row
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -48,13 +48,19 @@ class Seed:
             content["sample_id"] = sample.sample_id
         return content
 
-    def read_sample(self, content: Content, hints: Hints) -> ForeignSample:
-        """Return the sample of a file."""
+    def read_tokens(self, content: Content) -> ForeignTokens:
+        """Return tokens, and mask and id where a file has them."""
         ids = take_row(content, "input_ids", np.int32)
         mask = take_row(content, "loss_mask", np.uint8) if "loss_mask" in content else None
-        states = _slots(content, len(ids), hints.slots)
-        name = str(content.get("sample_id", ""))
-        return ForeignSample(ids, mask, _floats(states), hints.final, name)
+        return ForeignTokens(ids, mask, str(content.get("sample_id", "")))
+
+    def read_sample(self, content: Content, hints: Hints) -> ForeignSample:
+        """Return the sample of a file."""
+        tokens = self.read_tokens(content)
+        states = _floats(_slots(content, len(tokens.input_ids), hints.slots))
+        return ForeignSample(
+            tokens.input_ids, tokens.loss_mask, states, hints.final, tokens.sample_id
+        )
 
 
 def _slots(content: Content, rows: int, slots: int) -> npt.NDArray[Any]:

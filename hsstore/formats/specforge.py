@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from hsstore.formats.sample import ForeignSample, join, take_matrix, take_row
+from hsstore.formats.sample import ForeignSample, ForeignTokens, join, take_matrix, take_row
 
 if TYPE_CHECKING:
     from hsstore.formats.sample import Content, Hints
@@ -47,10 +47,15 @@ class SpecForge:
             "aux_hidden_state": sample.aux[None],
         }
 
+    def read_tokens(self, content: Content) -> ForeignTokens:
+        """Return tokens and mask of a file."""
+        ids = take_row(content, "input_ids", np.int32)
+        return ForeignTokens(ids, take_row(content, "loss_mask", np.uint8))
+
     def read_sample(self, content: Content, hints: Hints) -> ForeignSample:
         """Return the sample of a file."""
-        ids = take_row(content, "input_ids", np.int32)
-        last = take_matrix(content, "hidden_state", len(ids))
-        aux = take_matrix(content, "aux_hidden_state", len(ids))
-        mask = take_row(content, "loss_mask", np.uint8)
-        return ForeignSample(ids, mask, join(aux, last, hints), "post-norm")
+        tokens = self.read_tokens(content)
+        last = take_matrix(content, "hidden_state", len(tokens.input_ids))
+        aux = take_matrix(content, "aux_hidden_state", len(tokens.input_ids))
+        states = join(aux, last, hints)
+        return ForeignSample(tokens.input_ids, tokens.loss_mask, states, "post-norm")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from hsstore.errors import InputError
-from hsstore.formats.sample import ForeignSample, take, take_row
+from hsstore.formats.sample import ForeignSample, ForeignTokens, take, take_row
 
 if TYPE_CHECKING:
     from hsstore.formats.sample import Content, Hints
@@ -39,9 +39,13 @@ class Speculators:
             "token_ids": sample.input_ids.astype(np.int64),
         }
 
+    def read_tokens(self, content: Content) -> ForeignTokens:
+        """Return the tokens of a file."""
+        return ForeignTokens(take_row(content, "token_ids", np.int32))
+
     def read_sample(self, content: Content, hints: Hints) -> ForeignSample:
         """Return the sample of a file."""
-        ids = take_row(content, "token_ids", np.int32)
+        ids = self.read_tokens(content).input_ids
         states = np.asarray(take(content, "hidden_states"))
         if states.ndim != 3 or states.shape[:2] != (len(ids), hints.slots):
             raise InputError(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from hsstore.errors import InputError
-from hsstore.formats.sample import ForeignSample, join, take, take_matrix, take_row
+from hsstore.formats.sample import ForeignSample, ForeignTokens, join, take, take_matrix, take_row
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -49,15 +49,22 @@ class TorchSpec:
             "metadata": {},
         }
 
-    def read_sample(self, content: Content, hints: Hints) -> ForeignSample:
-        """Return the sample of a file; `hints.final` is what `dataset.json` says."""
+    def read_tokens(self, content: Content) -> ForeignTokens:
+        """Return tokens, mask and id of a file."""
         ids = take_row(content, "input_ids", np.int32)
-        last = take_matrix(content, "last_hidden_states", len(ids))
-        aux = take_matrix(content, "hidden_states", len(ids))
         packed = content.get("packed_loss_mask")
         mask = None if packed is None else unpack_mask(str(packed), len(ids))
-        name = str(take(content, "data_id"))
-        return ForeignSample(ids, mask, join(aux, last, hints), hints.final, name)
+        return ForeignTokens(ids, mask, str(take(content, "data_id")))
+
+    def read_sample(self, content: Content, hints: Hints) -> ForeignSample:
+        """Return the sample of a file; `hints.final` is what `dataset.json` says."""
+        tokens = self.read_tokens(content)
+        last = take_matrix(content, "last_hidden_states", len(tokens.input_ids))
+        aux = take_matrix(content, "hidden_states", len(tokens.input_ids))
+        states = join(aux, last, hints)
+        return ForeignSample(
+            tokens.input_ids, tokens.loss_mask, states, hints.final, tokens.sample_id
+        )
 
 
 def pack_mask(mask: npt.NDArray[np.uint8]) -> str:

@@ -39,7 +39,7 @@ class BatchReader:
 
     def open(self) -> Store:
         """Open the store, once a process."""
-        return _open(self.path, self.store_id, os.getpid())
+        return open_once(self.path, self.store_id, os.getpid())
 
     @property
     def widths(self) -> Widths:
@@ -105,11 +105,11 @@ class StoreSource:
 
 def close_stores() -> None:
     """Close the stores that streams have opened in this process: their files stay open otherwise."""
-    _open.cache_clear()
+    open_once.cache_clear()
 
 
 @lru_cache(maxsize=OPEN_STORES)
-def _open(path: Path, store_id: str, process: int) -> Store:
+def open_once(path: Path, store_id: str, process: int) -> Store:
     """Open a store; `process` is here because what a fork leaves of an open one is not to be used."""
     store = Store.open(path)
     if store.spec.store != store_id:

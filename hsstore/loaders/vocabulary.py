@@ -57,15 +57,33 @@ def draft_vocabulary(
     store = store if isinstance(store, Store) else Store.open(store)
     if not 1 <= size <= target_size:
         raise InputError(f"a draft vocabulary of {size} tokens, of a target with {target_size}")
-    counts = _supervised(store, of_split(store, split) & completeness(store)[0], target_size)
+    chosen = of_split(store, split) & completeness(store)[0]
+    return choose_tokens(supervised_counts(store, chosen, target_size), size)
+
+
+def choose_tokens(counts: npt.NDArray[np.int64], size: int) -> DraftVocabulary:
+    """Choose the tokens that are counted most often, as `draft_vocabulary` does.
+
+    Parameters
+    ----------
+    counts : int64 (target vocabulary,)
+    size : int
+        At most as many as the target has.
+    """
     chosen = np.sort(np.argsort(-counts, kind="stable")[:size])
-    t2d = np.zeros(target_size, np.bool_)
+    t2d = np.zeros(len(counts), np.bool_)
     t2d[chosen] = True
     return DraftVocabulary(torch.from_numpy(chosen - np.arange(size)), torch.from_numpy(t2d))
 
 
-def _supervised(store: Store, chosen: Bools, target_size: int) -> npt.NDArray[np.int64]:
-    """Count how often each token is supervised in some samples."""
+def supervised_counts(store: Store, chosen: Bools, target_size: int) -> npt.NDArray[np.int64]:
+    """Count how often each token is supervised in some samples, bool (n,).
+
+    Raises
+    ------
+    InputError
+        They have tokens that the target has not.
+    """
     counts = np.zeros(target_size, np.int64)
     for where, wanted in _windows(store, chosen):
         ids = store.plan_array("input_ids", where)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from hsstore.report.against import AgainstReport, AgainstSample, AgainstSlot, AgainstVerdict
 from hsstore.report.consolidation import Consolidation, ConsolidationSource, UnusableSample
 from hsstore.report.diagnosis import Diagnosis, KillCost
+from hsstore.report.export import Export, ExportRecord, ExportRequest
+from hsstore.report.importing import Import, LeftFile, LeftKind, TakenSample
 from hsstore.report.info import Info
 from hsstore.report.semantic import SemanticBad, SemanticCheck, SemanticKind, SemanticReport
 from hsstore.report.status import RunReport, StageReport, StallReport, StatusReport
@@ -42,8 +44,14 @@ __all__ = [
     "ConsolidationSource",
     "Coverage",
     "Diagnosis",
+    "Export",
+    "ExportRecord",
+    "ExportRequest",
+    "Import",
     "Info",
     "KillCost",
+    "LeftFile",
+    "LeftKind",
     "Lengths",
     "Note",
     "NoteKind",
@@ -59,6 +67,7 @@ __all__ = [
     "StageReport",
     "StallReport",
     "StatusReport",
+    "TakenSample",
     "UnusableSample",
     "Verification",
 ]
@@ -69,6 +78,9 @@ DOCUMENTS: dict[str, type[BaseModel]] = {
     "info": Info,
     "verify": Verification,
     "consolidate": Consolidation,
+    "export": Export,
+    "hsstore-export": ExportRecord,
+    "import": Import,
     "doctor": Diagnosis,
     "status": StatusReport,
 }

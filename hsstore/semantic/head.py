@@ -126,10 +126,15 @@ def _candidates(
     ]
 
 
+def norm_candidates(tensors: Mapping[str, Tensor], hidden: int) -> list[Tensor]:
+    """Return the tensors of a checkpoint that may be the weight of its final norm."""
+    return _candidates(tensors, NORMS, hidden, 1)
+
+
 def _find_norm(
     model_dir: Path, tensors: Mapping[str, Tensor], expected: npt.NDArray[np.float32]
 ) -> str:
-    found = _candidates(tensors, NORMS, len(expected), 1)
+    found = norm_candidates(tensors, len(expected))
     if not found:
         raise InputError(
             f"{model_dir}: no final norm ({', '.join(NORMS)}) of {len(expected)} numbers"

@@ -53,6 +53,9 @@ class ShardReader:
         The disk failed; ESTALE: the file was replaced by another host. It names the file.
     """
 
+    _close = staticmethod(os.close)
+    """Here, for readers that outlive the modules at an interpreter's end."""
+
     def __init__(self, path: Path, chunks: int) -> None:
         self.path = path
         self._descriptor = -1
@@ -167,7 +170,7 @@ class ShardReader:
     def close(self) -> None:
         """Close the file; also done when the last reference goes."""
         if self._descriptor >= 0:
-            os.close(self._descriptor)
+            self._close(self._descriptor)
             self._descriptor = -1
 
     def __del__(self) -> None:

@@ -126,6 +126,9 @@ def test_eagle_files_hold_the_final_state_in_float16_and_refuse_what_is_too_larg
         FORMATS["eagle"].write_sample(sample)
     with pytest.raises(InputError, match="the final state alone, and 3 captured layers"):
         FORMATS["eagle"].read_sample(content, Hints("post-norm", 4))
+    of_another = FORMATS["specforge"].write_sample(make(5, "post-norm"))
+    with pytest.raises(InputError, match="as SpecForge's files do and EAGLE's do not"):
+        FORMATS["eagle"].read_sample(of_another, Hints("post-norm", 1))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,324 @@
+"""Write the samples of a store for another trainer, or go on doing so.
+
+What is written is chosen once and recorded in the directory, before the first file. Files get their names
+when they are whole, so a run that was killed goes on with those that are missing. What says where the samples
+are comes last.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from hsstore.consolidate.request import hash_ids
+from hsstore.errors import InputError, RefusedError
+from hsstore.export.beside import Beside
+from hsstore.export.block import BlockResult, BlockTask, close_stores, write_block
+from hsstore.export.choose import Choice, choose, from_ranges, states_hash
+from hsstore.export.record import new_record, owned, read_record, refuse_other, write_record
+from hsstore.export.settings import Told, notes, settings
+from hsstore.export.target import Target
+from hsstore.files import PARTIAL_SUFFIX
+from hsstore.formats import FORMATS
+from hsstore.formats.names import SampleNames
+from hsstore.formats.source import StoreSource
+from hsstore.report import Export, ExportRequest
+from hsstore.store import Store
+from hsstore.tasks import Where, run_tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+    from hsstore.formats import Format
+    from hsstore.report import ExportRecord
+    from hsstore.spec import FinalState
+
+    Progress = Callable[[int, int], None]
+    """Called with what is done, and with all of it."""
+    Bars = Callable[[str], AbstractContextManager[Progress]]
+    """Begins to show something that is counted, such as "samples"."""
+
+Trainer = Literal["specforge", "speculators", "modelopt", "torchspec", "eagle"]
+
+FILE_BYTES = 6144
+"""Of each file beside its tensors: names, a header, and half a block of the file system."""
+
+
+@contextmanager
+def no_bars(_: str) -> Iterator[Progress]:
+    """Show nothing."""
+    yield lambda _done, _total: None
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is written, and how."""
+
+    trainer: Trainer
+    split: str | None = None
+    ids: frozenset[bytes] | None = None
+    draft_vocabulary: int | None = None
+    model: Path | None = None
+    """The target's folder."""
+    where: Where = field(default_factory=Where)
+
+
+def export_store(path: Path, directory: Path, options: Options, *, bars: Bars = no_bars) -> Export:
+    """Write the complete samples of a store as the files of another trainer.
+
+    Raises
+    ------
+    InputError
+        There is no such store, split, id or model, or nothing is to be written.
+    RefusedError
+        The format cannot hold what the store has, the directory is of another command, or its disk is too
+        small.
+    OutputError
+        The directory cannot be written; the same command goes on.
+    NotExtractedError, CorruptStoreError
+        A sample cannot be read any more; the message names it.
+    """
+    store = Store.open(path.resolve())
+    directory = directory.resolve()  # workers of a cluster are in another directory
+    if directory.is_relative_to(store.path):
+        raise InputError(f"{directory} lies within the store")
+    target = _target(options)
+    source = StoreSource(store, FORMATS[options.trainer])
+    choice = choose(store, options.split, options.ids)
+    request = _request(store, options, target)
+    with owned(directory):
+        record = read_record(directory)
+        resumed = record is not None
+        if record is None:
+            record = _begin(store, directory, request, source.final, choice)
+        else:
+            refuse_other(directory, record.request, request)
+            _refuse_other_states(store, directory, record)
+        run = _Run(store, directory, options, record, target)
+        run.write(bars)
+    return run.report(choice, resumed=resumed)
+
+
+def _target(options: Options) -> Target | None:
+    if options.draft_vocabulary is None:
+        return Target.read(options.model) if options.model else None
+    if options.trainer == "eagle":
+        raise InputError("--draft-vocab: EAGLE-1 and EAGLE-2 have no draft vocabulary")
+    if options.model is None:
+        raise InputError(
+            "--draft-vocab needs --model DIR: the target's vocabulary is in config.json"
+        )
+    target = Target.read(options.model)
+    if not 1 <= options.draft_vocabulary <= target.vocabulary:
+        raise InputError(
+            f"--draft-vocab {options.draft_vocabulary}: the target has {target.vocabulary} tokens"
+        )
+    return target
+
+
+def _request(store: Store, options: Options, target: Target | None) -> ExportRequest:
+    return ExportRequest(
+        trainer=options.trainer,
+        store=store.spec.store,
+        plan_hash=store.spec.plan_hash,
+        split=options.split,
+        ids=hash_ids(options.ids),
+        draft_vocabulary=options.draft_vocabulary,
+        target_vocabulary=target.vocabulary if target else None,
+    )
+
+
+def _begin(
+    store: Store, directory: Path, request: ExportRequest, final: FinalState, choice: Choice
+) -> ExportRecord:
+    if not len(choice.samples):
+        raise InputError(
+            f"{store.path}: no sample to export ({choice.pending:,} pending, {choice.failed:,} failed): see "
+            "hsstore status"
+        )
+    if strangers := [one.name for one in directory.iterdir() if one.suffix != PARTIAL_SUFFIX]:
+        raise RefusedError(
+            f"{directory} is not empty, and no export has made it: it has {min(strangers)!r}; name a directory "
+            "that does not exist"
+        )
+    record = new_record(store, request, final, choice.samples)
+    _refuse_no_space(directory, bytes_needed(store, FORMATS[request.trainer], choice.samples))
+    write_record(directory, record)
+    return record
+
+
+def _refuse_other_states(store: Store, directory: Path, record: ExportRecord) -> None:
+    """Refuse to mix states: a sample may have been taken back, or extracted anew, meanwhile."""
+    samples = from_ranges(record.samples)
+    missing = samples[~store.completion().complete[samples]]
+    if len(missing):
+        name = f"sample {missing[0]} ({store.sample_id(int(missing[0]))})"
+        raise RefusedError(
+            f"{directory} was begun with {name}, which is not in {store.path} any more: extract it, or export "
+            "into another directory"
+        )
+    if states_hash(store, samples) != record.states_hash:
+        raise RefusedError(
+            f"{store.path} has other states for some samples than when {directory} was begun: export into "
+            "another directory"
+        )
+
+
+def bytes_needed(store: Store, form: Format, samples: npt.NDArray[np.int64]) -> int:
+    """Foresee the size of the files of some samples, roughly."""
+    sizes = store.spec.geometry
+    row = 2 * sizes.hidden if form.name == "eagle" else sizes.row_bytes
+    tokens = int(store.length[samples].sum(dtype=np.int64))
+    return tokens * (row + 2 * 8) + len(samples) * FILE_BYTES
+
+
+def _refuse_no_space(directory: Path, needed: int) -> int:
+    """Return how many bytes are free, and refuse what has no room.
+
+    Raises
+    ------
+    RefusedError
+    """
+    status = os.statvfs(directory)
+    free = status.f_bavail * status.f_frsize
+    if needed > free:
+        raise RefusedError(
+            f"{directory} needs about {needed / 1e9:,.2f} GB more, and {free / 1e9:,.2f} GB are free there; "
+            "free space, or choose another directory"
+        )
+    return free
+
+
+class _Run:
+    """One run on a directory that it owns."""
+
+    def __init__(
+        self,
+        store: Store,
+        directory: Path,
+        options: Options,
+        record: ExportRecord,
+        target: Target | None,
+    ) -> None:
+        self._store = store
+        self._directory = directory
+        self._options = options
+        self._form = FORMATS[options.trainer]
+        self._name = SampleNames(store)
+        self._record = record
+        self._target = target
+        self._samples = from_ranges(record.samples)
+        self._sum = BlockResult()
+        self._needed = self._free = 0
+
+    def write(self, bars: Bars) -> None:
+        """Write what is missing, and then what says where it is."""
+        there = self._directory
+        missing = [
+            row
+            for row, sample in enumerate(self._samples.tolist())
+            if not (there / self._form.path(row, self._name(sample))).exists()
+        ]
+        self._needed = bytes_needed(self._store, self._form, self._samples[missing])
+        self._free = _refuse_no_space(there, self._needed)
+        try:
+            self._write_samples(bars)
+        finally:
+            close_stores()
+            self._remove_partials()
+        self._write_beside()
+
+    def _write_samples(self, bars: Bars) -> None:
+        tasks = self._tasks()
+        zarr_json = [self._store.path / "zarr.json"]
+        results = run_tasks(write_block, tasks, self._options.where, files=zarr_json)
+        with bars("samples") as progress, closing(results):
+            progress(0, len(self._samples))
+            for _, result in results:
+                self._add(result)
+                progress(self._sum.written + self._sum.kept, len(self._samples))
+
+    def _tasks(self) -> list[BlockTask]:
+        block = np.searchsorted(self._store.layout.block_sample, self._samples, side="right")
+        cuts = np.flatnonzero(np.diff(block)) + 1
+        return [
+            BlockTask(
+                self._store.path,
+                self._store.spec.store,
+                self._directory,
+                self._options.trainer,
+                tuple(self._samples[rows].tolist()),
+                tuple(rows.tolist()),
+            )
+            for rows in np.split(np.arange(len(self._samples)), cuts)
+        ]
+
+    def _add(self, result: BlockResult) -> None:
+        self._sum.written += result.written
+        self._sum.kept += result.kept
+        self._sum.bytes_written += result.bytes_written
+        self._sum.add_error(result.norm_error)
+
+    def _write_beside(self) -> None:
+        Beside(
+            self._directory,
+            self._store,
+            self._options.trainer,
+            self._samples,
+            self._record.final,
+            self._record.states_hash,
+            self._target,
+            self._options.draft_vocabulary,
+        ).write()
+        error = self._sum.norm_error or None
+        self._record = self._record.model_copy(update={"finished": True, "norm_error": error})
+        write_record(self._directory, self._record)
+
+    def _remove_partials(self) -> None:
+        """Remove what a killed run has left; nobody else writes here."""
+        for path in self._directory.rglob(f".*{PARTIAL_SUFFIX}"):
+            path.unlink(missing_ok=True)
+
+    def report(self, choice: Choice, *, resumed: bool) -> Export:
+        """Sum it all up."""
+        splits = np.unique(self._store.plan_array("split")[self._samples])
+        told = Told(
+            self._directory,
+            self._options.trainer,
+            self._record.model,
+            self._record.final,
+            self._target,
+            self._options.draft_vocabulary,
+            len(splits),
+            self._record.norm_error,
+        )
+        later = len(choice.samples) - len(self._samples)
+        more = [
+            f"{later:,} samples have been completed since this export was begun, and are not in it"
+        ]
+        return Export(
+            path=str(self._directory),
+            store=str(self._store.path),
+            trainer=self._options.trainer,
+            resumed=resumed,
+            samples=len(self._samples),
+            written=self._sum.written,
+            kept=self._sum.kept,
+            left_out_pending=choice.pending,
+            left_out_failed=choice.failed,
+            bytes_written=self._sum.bytes_written,
+            bytes_needed=self._needed,
+            bytes_free=self._free,
+            final=self._record.final,
+            norm_error=self._record.norm_error,
+            notes=(*notes(told), *(more if later else [])),
+            settings=settings(told),
+        )

@@ -1,0 +1,50 @@
+"""From prompts to a store: the target's own answers, and its states over them, by hsstore's commands."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from hsstore.store import Store
+from tools.eagle3.prompts import write_prompts
+from tools.serving import HSSTORE, serving
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """How much is made."""
+
+    prompts: int
+    held_out: int
+    """Of the prompts."""
+    new_tokens: int
+    """Of an answer, at most."""
+
+
+def make_store(work: Path, model: Path, amount: Amount, threads: int) -> Path:
+    """Make the store, or go on with it; return its path."""
+    prompts, answers, store = (work / n for n in ("prompts.jsonl", "answers.jsonl", "states.zarr"))
+    work.mkdir(parents=True, exist_ok=True)
+    if not (model / "config.json").exists():
+        subprocess.run([sys.executable, ROOT / "tools/convert_smollm2.py", model], check=True)
+    if store.exists() and not Store.open(store).completion().pending.any():
+        print(f"{store} is complete already: neither asked nor extracted")
+        return store
+    write_prompts(prompts, amount.prompts, amount.held_out)
+    with serving(model, work / "server.log", "--threads", str(threads)) as (url, spool):
+        _run("regenerate", prompts, answers, "--server", url, "--model", model,
+             "--max-new-tokens", amount.new_tokens)  # fmt: skip
+        _run(
+            "extract", store, "--server", url, "--spool", spool, "--data", answers, "--model", model
+        )
+    return store
+
+
+def _run(*arguments: object) -> None:
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    subprocess.run([str(HSSTORE), *map(str, arguments)], check=True, env=environment)

@@ -202,7 +202,9 @@ def say(text: str) -> None:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="small: under 12 minutes on two cores")
+    parser.add_argument(
+        "--quick", action="store_true", help="small: meant for 12 minutes on two cores"
+    )
     parser.add_argument(
         "--store", type=Path, help="train on this store; nothing is asked or extracted"
     )

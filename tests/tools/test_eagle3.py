@@ -164,7 +164,6 @@ def test_training_lowers_the_loss(store: Path) -> None:
     stream = Eagle3Stream(store, batch_size=4, split="train")
 
     losses = [loss for _, loss in train(head, target, stream, Recipe(45, rate=2e-3, drafted=2))]
-    print(losses)
 
     assert len(losses) == 45
     assert np.mean(losses[-3:]) < 0.7 * np.mean(losses[:3])

@@ -33,8 +33,8 @@ test: .venv/test-ready
 	$(BIN)/python -m pytest tests/sglang $(addprefix --ignore tests/sglang/,$(SGLANG_LONG))
 
 # Run by `make test-sglang` only: each starts servers of its own, for minutes.
-SGLANG_LONG := $(addprefix test_,$(addsuffix .py,canary containers data_parallel decode faults memory \
-	other_users restarts vanished_spool))
+SGLANG_LONG := $(addprefix test_,$(addsuffix .py,canary containers data_parallel decode faults kimi_tp2_dp2 \
+	memory other_users restarts vanished_spool))
 
 # Disks that freeze, fill up, fail and lose power; clients, servers and clocks that do: root, loop mounts,
 # FUSE (Debian's fuse3), a C compiler. What cannot be produced here is skipped by name. They mostly wait.

@@ -33,7 +33,7 @@ test: .venv/test-ready
 	$(BIN)/python -m pytest tests/sglang $(addprefix --ignore tests/sglang/,$(SGLANG_LONG))
 
 # Run by `make test-sglang` only: each starts servers of its own, for minutes.
-SGLANG_LONG := $(addprefix test_,$(addsuffix .py,canary containers data_parallel decode faults kimi_tp2_dp2 \
+SGLANG_LONG := $(addprefix test_,$(addsuffix .py,canary containers data_parallel decode deepseek faults kimi_tp2_dp2 \
 	memory other_users restarts vanished_spool))
 
 # Disks that freeze, fill up, fail and lose power; clients, servers and clocks that do: root, loop mounts,
@@ -47,8 +47,9 @@ test-sglang: .venv/test-ready .venv-sglang/ready
 	HSSTORE_REQUIRE_SGLANG=1 $(BIN)/python -m pytest tests/sglang
 
 # The published trainers of other projects read stores and exports, and train on them, on the CPU.
+TRAINERS ?= tests/trainers
 test-trainers: .venv-trainers/ready
-	$(ONE_THREAD) HSSTORE_REQUIRE_TRAINERS=1 .venv-trainers/bin/python -m pytest -n auto --dist loadfile tests/trainers
+	$(ONE_THREAD) HSSTORE_REQUIRE_TRAINERS=1 .venv-trainers/bin/python -m pytest -W ignore -n auto --dist loadfile $(TRAINERS)
 
 check: .venv/lint-ready
 	$(BIN)/ruff format --check .

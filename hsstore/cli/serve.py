@@ -103,7 +103,8 @@ def _serve_embedded(options: dict[str, Any]) -> None:
 
 
 def _serve_sglang(options: dict[str, Any], *, print_only: bool) -> None:
-    from extraction.engines.sglang import SglangOptions, print_command, serve as serve_sglang
+    from extraction.engines.sglang.options import SglangOptions
+    from extraction.engines.sglang.serve import print_command, serve as serve_sglang
 
     given = {"python": Path(sys.executable), **_given(options)}
     (print_command if print_only else serve_sglang)(SglangOptions(**given))

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from extraction.engines.sglang import SglangOptions, print_command
 from extraction.engines.sglang.checkpoint import Checkpoint, capturable_layers, read_checkpoint
 from extraction.engines.sglang.command import Host, Launch, launch
-from extraction.engines.sglang.serve import server_url
+from extraction.engines.sglang.options import SglangOptions
+from extraction.engines.sglang.serve import print_command, server_url
 from hsstore.errors import InputError
 
 CHECKPOINT = Checkpoint(Path("/models/kimi k2.5"), 61, "bfloat16")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from extraction.engines.sglang import SglangOptions, arguments, command
+from extraction.engines.sglang import arguments, command
 from extraction.engines.sglang.checkpoint import Checkpoint
+from extraction.engines.sglang.options import SglangOptions
 from tests.sglang.serving import PYTHON
 
 LIST_FLAGS = """

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from hsstore.store import Store
 
-SAMPLES, MAX_TOKENS = 20, 192
+SAMPLES, MAX_TOKENS = 8, 192
 LAYERS = (1, 14, 26)
 """EAGLE-3's default for 30 layers."""
 

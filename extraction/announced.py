@@ -7,6 +7,7 @@ may go on with the store.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from hsstore.spec import FinalState
 
 ASK_A_SERVER = "start the server that is to go on, and give --server instead"
+ONE_PLUS = re.compile(
+    "gemma|qwen3_next|qwen3_5|qwen4|minimax_m3|muse_|step3p|gigachat3_5|interns2_mobius|^nemotron$"
+)
+"""Types of models whose final norm multiplies by 1 + weight, or may: a server finds out by using it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,18 +122,24 @@ def _text_config(model_dir: Path) -> dict[str, Any]:
         raise InputError(f"{model_dir} is not a checkpoint: it has no config.json") from None
     except (OSError, ValueError, AttributeError) as error:
         raise InputError(f"{path}: {error}") from None
-    if "gemma" in str(text.get("model_type", "")):
-        raise InputError(f"{model_dir}: Gemma's norm multiplies by 1 + weight; {ASK_A_SERVER}")
+    for kind in (str(one.get("model_type", "")) for one in (config, text)):
+        if ONE_PLUS.search(kind):
+            raise InputError(
+                f"{model_dir}: norms of {kind} models multiply by 1 + weight, or may; {ASK_A_SERVER}"
+            )
     return text
 
 
 def _norm_weight(model_dir: Path, config: dict[str, Any]) -> npt.NDArray[np.float32]:
     hidden = int(config.get("hidden_size", 0))
-    found = norm_candidates(read_tensors(model_dir), hidden)
+    tensors = read_tensors(model_dir)
+    found = norm_candidates(tensors, hidden)
     if len(found) != 1:
         names = ", ".join(one.name for one in found) or "none"
         raise InputError(
             f"{model_dir}: which tensor is the final norm of {hidden} numbers cannot be told ({names}); "
             f"{ASK_A_SERVER}"
         )
+    if found[0].name.removesuffix("weight") + "bias" in tensors:
+        raise InputError(f"{model_dir}: {found[0].name} comes with a bias; {ASK_A_SERVER}")
     return np.array(found[0].vector())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from extraction.check import Fault
 from extraction.server_link import RequestAbortedError
 from hsstore.errors import RefusedError
+from hsstore.plausible import Fault
 from hsstore.spec import FailureReason
 
 if TYPE_CHECKING:

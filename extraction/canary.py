@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from extraction.asking import NoRoomError, all_of, ask_patiently
-from extraction.check import Fault, find_fault
+from extraction.check import find_fault
 from extraction.deviation import Deviations, row_differences, smallest_threshold
 from extraction.requester import CaptureFailedError, DumpMissingError, ServerBusyError
 from extraction.server_link import RequestRefusedError, ServerAwayError
 from extraction.spool import DUMP_OVERHEAD_BYTES, DumpError, RequestId, dump_bytes
 from hsstore.dtype import bits_dtype
 from hsstore.errors import InterruptedRunError, RefusedError
+from hsstore.plausible import Fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable

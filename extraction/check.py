@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hsstore.dtype import bits_dtype
-from hsstore.plausible import Fault, find_state_fault, rows_at_once
+from hsstore.plausible import Fault, find_state_fault
 from hsstore.spec import FailureReason
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from extraction.spool import Dump
     from hsstore.digest import PayloadHasher
     from hsstore.spec import Model
-
-__all__ = ["Fault", "find_fault", "find_state_fault", "find_token_fault", "rows_at_once"]
 
 
 def find_fault(

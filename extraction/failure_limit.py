@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hsstore.errors import HsstoreError
 
 if TYPE_CHECKING:
-    from extraction.check import Fault
+    from hsstore.plausible import Fault
 
 
 class TooManyFailuresError(HsstoreError):

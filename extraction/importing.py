@@ -13,6 +13,7 @@ from extraction.dataset import load_dataset, tokenizer_hash
 from extraction.options import DataOptions
 from hsstore.create import LayoutOptions, create_store
 from hsstore.errors import InputError, RefusedError
+from hsstore.export.record import norm_hash
 from hsstore.importing import dataset_of, import_files, open_source, probe
 from hsstore.store import Store
 
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
 
     from extraction.announced import Announced
     from hsstore.dataset import TokenizedDataset
-    from hsstore.importing import Bars, Probe, Source
+    from hsstore.importing import Probe, Source
     from hsstore.report import Import
     from hsstore.spec import FinalState, Model
+    from hsstore.tasks import Bars
 
 ARROW_STATE = "state.json"
 """In a directory of `datasets.save_to_disk`, which speculators' states lie in."""
@@ -115,13 +117,24 @@ def _announced(options: ImportOptions, source: Source, held: Probe) -> Announced
 
 
 def _as_exported(source: Source, announced: Announced) -> Announced:
-    """Take the capture hash from an export of the same states: the server that made them is known."""
+    """Take the capture hash from an export of the same states: the server that made them is known.
+
+    Raises
+    ------
+    RefusedError
+        They are another model's, by its final norm.
+    """
     if source.record is None:
         return announced
     exported = source.record.model
     same = {"id": exported.id, "capture_hash": exported.capture_hash}
     if announced.model.model_copy(update=same) != exported:
         return announced
+    if norm_hash(announced.norm_weight, exported) != source.record.norm_hash:
+        raise RefusedError(
+            f"{source.root} was exported from states of {exported.id}, whose final norm has another weight than "
+            f"{announced.model.id}'s: give --model the model that made the states"
+        )
     return replace(announced, model=exported)
 
 

@@ -23,7 +23,7 @@ from extraction.block_order import by_block, open_cap
 from extraction.block_sink import OpenBlock
 from extraction.budget import ByteBudget
 from extraction.canary import CanaryError
-from extraction.check import Fault, find_fault
+from extraction.check import find_fault
 from extraction.error_group import first_of
 from extraction.failure_limit import FailureLimit
 from extraction.flight import FlightCap
@@ -33,6 +33,7 @@ from extraction.spool import DumpError, RequestId, dump_bytes
 from extraction.stages import StageTable
 from hsstore.digest import PayloadHasher
 from hsstore.errors import HsstoreError, OutputError
+from hsstore.plausible import Fault
 from hsstore.spec import FailureReason
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from extraction.server_link import RequestAbortedError, ServerAwayError
 from extraction.server_wait import wait_for_server
 from extraction.spool import ErrorReason
-from hsstore.errors import InterruptedRunError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -165,9 +164,8 @@ class Requester:
         return len(self._in_flight)
 
     def park(self, error: ServerAwayError) -> None:
-        """Send nothing more until the server answers again; one that aborts requests does so."""
-        if not isinstance(error, RequestAbortedError):
-            self._link.up.clear()
+        """Send nothing more until the server answers again; see `ServerLink.park`."""
+        self._link.park(error)
 
     async def abort_all(self, timeout_seconds: float) -> None:
         """Tell the server that the requests of cancelled `fetch` calls are not wanted any more."""
@@ -235,14 +233,8 @@ class Requester:
 
     async def _revive(self) -> None:
         began = asyncio.get_running_loop().time()
-        try:
-            async with asyncio.timeout(self._server_wait_seconds):
-                await self._link.wait_until_healthy()
-        except TimeoutError as error:
-            raise InterruptedRunError(
-                f"server {self._link.url} did not answer for {self._server_wait_seconds:.0f} s; "
-                "start it, then run the same command again"
-            ) from error
+        async with self._link.patience(self._server_wait_seconds):
+            await self._link.wait_until_healthy()
         # It answers. That it has not announced itself is another thing, and is said as that.
         left = began + self._server_wait_seconds - asyncio.get_running_loop().time()
         info = await wait_for_server(self._link, self._spool.directory.path, max(left, 0.0))

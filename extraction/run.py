@@ -31,7 +31,7 @@ from extraction.handshake import (
 )
 from extraction.pipeline import Pipeline
 from extraction.preflight import free_space, preflight
-from extraction.run_record import begin_record, end_record
+from extraction.run_record import begin_record
 from extraction.salvage import salvage
 from extraction.server_link import ServerLink
 from extraction.server_wait import refuse_router, relay_warnings, wait_for_server
@@ -42,7 +42,8 @@ from hsstore.claims import Claims
 from hsstore.codec import USUAL_RATIOS, usual_ratio
 from hsstore.create import LayoutOptions, create_store, layout_for
 from hsstore.errors import HsstoreError, InputError, OutputError, RefusedError
-from hsstore.spec import FINISHED, INTERRUPTED, CanaryRecord, RunRecord
+from hsstore.run_record import end_record
+from hsstore.spec import BROKEN, FINISHED, INTERRUPTED, CanaryRecord, RunRecord
 from hsstore.store import Store
 
 if TYPE_CHECKING:
@@ -308,7 +309,7 @@ class Run:
         )
 
     async def _run_pipeline(self, store: Store, pipeline: Pipeline, record: RunRecord) -> None:
-        result = "broken by a bug"
+        result = BROKEN
         try:
             if isinstance(self._canary, Canary):
                 await self._canary.before()
@@ -323,8 +324,7 @@ class Run:
             raise
         finally:
             found = self._canary
-            found = found.record if isinstance(found, Canary) else found
-            ended = end_record(record, result, found)
+            ended = end_record(record, result, found.record if isinstance(found, Canary) else found)
             with suppress(OutputError):  # the disk has said so already
                 await asyncio.to_thread(store.record_run, ended)
 

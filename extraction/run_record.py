@@ -1,51 +1,25 @@
-"""What the store keeps of a run: when, where, with which server and which options."""
+"""What the store keeps of an extraction: beside when and where, with which server and which options."""
 
 from __future__ import annotations
 
-import os
-import socket
-from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from hsstore.files import unsupported
-from hsstore.spec import RunRecord
+from hsstore import run_record
 
 if TYPE_CHECKING:
     from extraction.options import ExtractOptions
     from extraction.spool import ServerInfo
-    from hsstore.spec import CanaryRecord
+    from hsstore.spec import RunRecord
 
 
 def begin_record(run: str, info: ServerInfo, options: ExtractOptions) -> RunRecord:
     """Describe a run that begins now."""
-    return RunRecord(
-        run=run,
-        started=_now(),
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        hsstore_version=version("hsstore"),
-        capture_hash=info.capture_hash,
-        engine=info.engine,
+    return run_record.begin_record(
+        run,
+        info.capture_hash,
+        info.engine,
+        options.model_dump(mode="json"),
         engine_version=info.engine_version,
         server_instance=info.instance,
         server_flags=info.flags,
-        options=options.model_dump(mode="json"),
-        output_warnings=unsupported(),
     )
-
-
-def end_record(record: RunRecord, result: str, canary: CanaryRecord) -> RunRecord:
-    """Add how the run ended."""
-    return record.model_copy(
-        update={
-            "ended": _now(),
-            "result": result,
-            "canary": canary,
-            "output_warnings": unsupported(),
-        }
-    )
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 import aiohttp
 
 from extraction.access import KEY_VARIABLE, Access
-from hsstore.errors import RefusedError
+from hsstore.errors import InterruptedRunError, RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -121,15 +121,9 @@ class ServerLink:
         """
         body = {"rid": rid, "input_ids": input_ids, "sampling_params": sampling}
         answer = await self._generate(body)
-        try:
-            document = json.loads(answer)
-        except ValueError:
-            document = None
+        document = _parse_json(answer)
         if not isinstance(document, dict) or not isinstance(document.get("output_ids"), list):
-            raise RefusedError(
-                f"{self.url}/generate answers without output_ids: is it an SGLang server, or "
-                f"`hsstore serve`? It says: {answer[:200]!r}"
-            )
+            raise self._stranger("/generate", "no output_ids", answer)
         return document
 
     async def _generate(self, body: dict[str, Any]) -> bytes:
@@ -189,19 +183,44 @@ class ServerLink:
             await asyncio.sleep(pause)
             pause = min(2 * pause, MAX_PROBE_SECONDS)
 
+    @asynccontextmanager
+    async def patience(self, seconds: float) -> AsyncIterator[None]:
+        """Wait in here for a server that is away, so long and no longer.
+
+        Raises
+        ------
+        InterruptedRunError
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except TimeoutError as error:
+            raise InterruptedRunError(
+                f"server {self.url} did not answer for {seconds:.0f} s; start it, then run the same "
+                "command again"
+            ) from error
+
+    def park(self, error: ServerAwayError) -> None:
+        """Send nothing more until the server answers again; one that aborts requests does so."""
+        if not isinstance(error, RequestAbortedError):
+            self.up.clear()
+
     async def model_name(self) -> str:
         """Return the last part of the path of the server's model; empty where it does not say.
 
         Raises
         ------
         ServerAwayError
+        RefusedError
+            It answers with something else than JSON: it is no inference server.
         """
         timeout = aiohttp.ClientTimeout(total=CONNECT_SECONDS)
         async with self._ask("GET", "/model_info", timeout=timeout) as response:
-            try:
-                answer = await response.json() if response.status == HTTPStatus.OK else None
-            except ValueError:
-                answer = None
+            if response.status != HTTPStatus.OK:
+                return ""
+            answer = _parse_json(text := await response.read())
+        if answer is None:
+            raise self._stranger("/model_info", "no JSON", text)
         path = answer.get("model_path") if isinstance(answer, dict) else None
         return path.rstrip("/").rpartition("/")[2] if isinstance(path, str) else ""
 
@@ -264,6 +283,12 @@ class ServerLink:
                 "server is there; check the URL (its port, its path, http or https)"
             )
 
+    def _stranger(self, path: str, what: str, answer: bytes) -> RefusedError:
+        return RefusedError(
+            f"{self.url}{path} answers with {what}: is it an SGLang server, or `hsstore serve`? It "
+            f"says: {answer[:200]!r}"
+        )
+
     def _refuse_for_good(self, response: aiohttp.ClientResponse) -> None:
         """Refuse what would be the same for every request."""
         status = response.status
@@ -280,6 +305,14 @@ class ServerLink:
             )
 
 
+def _parse_json(answer: bytes) -> Any:  # noqa: ANN401
+    """Return None for what is no JSON."""
+    try:
+        return json.loads(answer)
+    except ValueError:
+        return None
+
+
 def abort_reason(answer: bytes) -> str | None:
     """Return why SGLang aborted a request that it answers with 200; None where it did not.
 
@@ -288,10 +321,7 @@ def abort_reason(answer: bytes) -> str | None:
     >>> abort_reason(b'{"meta_info": {"finish_reason": {"type": "length"}}}')
     >>> abort_reason(b"not JSON")
     """
-    try:
-        found = json.loads(answer)
-    except ValueError:
-        return None
+    found = _parse_json(answer)
     for field in ("meta_info", "finish_reason"):
         found = found.get(field) if isinstance(found, dict) else None
     if not isinstance(found, dict) or found.get("type") != "abort":

@@ -43,12 +43,13 @@ class StatusReader:
     def __init__(self, store: str) -> None:
         self._store = store
         self._hangs = ""
+        self._real = ""
 
     def read(self) -> StatusReport:
         """Look now. A file system that did not answer once is not asked again."""
-        pages = find_pages()
         disk = self._ask_disk()
-        local = [_local(page) for page in pages.of(self._store, disk.get("real", ""))]
+        self._real = disk.get("real", self._real)
+        local = [_local(page) for page in find_pages().of(self._store, self._real)]
         known = {run.run for run in local}
         copies = [
             _report(one.status, one.stall, "copy")

@@ -27,6 +27,7 @@ from hsstore.arrays import (
 from hsstore.codec import DEFAULT_CODEC, CodecName, codec_metadata
 from hsstore.digest import plan_hash
 from hsstore.dtype import native_dtype
+from hsstore.errors import RefusedError
 from hsstore.files import make_directory, output_errors, rename_directory_without_replacing
 from hsstore.layout import choose_geometry, plan_layout
 from hsstore.seal import seal
@@ -102,7 +103,7 @@ def create_store(
     Raises
     ------
     RefusedError
-        A store is there, and it was made for another model or from other data.
+        A store is there, and it was made for another model, from other data or with another layout.
     """
     if not path.exists():
         _build_and_rename(
@@ -111,7 +112,22 @@ def create_store(
     store = Store.open(path)  # ours, or that of whoever was first
     store.spec.refuse_other_model(model)
     store.spec.refuse_other_dataset(dataset.fingerprint())
+    _refuse_other_layout(store, layout_for(dataset.length, model, options), options)
     return store
+
+
+def _refuse_other_layout(store: Store, layout: Layout, options: LayoutOptions | None) -> None:
+    """Refuse the store of whoever was first, if it is not the one that would have been made."""
+    codec = codec_metadata((options or LayoutOptions()).codec, layout.geometry.itemsize)
+    for name, theirs, mine in (
+        ("layout", store.spec.layout, _sizes(layout.geometry)),
+        ("codec", store.spec.codec, codec),
+    ):
+        if theirs != mine:
+            raise RefusedError(
+                f"{store.path} is there already, with another {name}: {theirs}, not {mine}; give the "
+                "same sizes and codec as whoever has created it, or use another store"
+            )
 
 
 def _build_and_rename(
@@ -149,7 +165,6 @@ def _spec(
     tokenizer_hash: str | None,
     golden: Golden | None,
 ) -> StoreSpec:
-    sizes = layout.geometry
     return StoreSpec(
         store=str(uuid.uuid4()),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -162,13 +177,8 @@ def _spec(
             split_names=dataset.split_names,
             tokenizer_hash=tokenizer_hash,
         ),
-        layout=LayoutSizes(
-            chunk_rows=sizes.chunk_rows,
-            chunk_slots=sizes.chunk_slots,
-            shard_rows=sizes.shard_rows,
-            span_samples=sizes.span_samples,
-        ),
-        codec=codec_metadata(codec, sizes.itemsize),
+        layout=_sizes(layout.geometry),
+        codec=codec_metadata(codec, layout.geometry.itemsize),
         plan_hash=plan_hash(
             layout.row_start,
             dataset.length.astype(np.int32),
@@ -178,6 +188,15 @@ def _spec(
             dataset.split,
         ),
         golden_input_ids=golden.input_ids if golden else (),
+    )
+
+
+def _sizes(geometry: Geometry) -> LayoutSizes:
+    return LayoutSizes(
+        chunk_rows=geometry.chunk_rows,
+        chunk_slots=geometry.chunk_slots,
+        shard_rows=geometry.shard_rows,
+        span_samples=geometry.span_samples,
     )
 
 

@@ -65,6 +65,18 @@ def largest_magnitude(bits: npt.NDArray[Any], name: DTypeName) -> npt.NDArray[An
     return np.asarray((bits & bits.dtype.type(_SIGN_BIT[name] - 1)).max(axis=-1))
 
 
+def is_finite(bits: npt.NDArray[Any], name: DTypeName) -> bool:
+    """Say whether all values of raw bits, of any shape, are finite; without temporary memory.
+
+    As signed numbers positive values come in the order of their magnitude; as unsigned ones negative
+    values do, and above them.
+    """
+    infinity = infinity_bits(name)
+    sign = 1 << (8 * bits.itemsize - 1)
+    positive, negative = bits.view(f"<i{bits.itemsize}").max(), bits.max()
+    return bool(positive < infinity and negative < sign + infinity)
+
+
 def exponent_bits(name: DTypeName) -> int:
     """Return the width of the exponent, which lies below the sign bit."""
     return _EXPONENT_BITS[name]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hsstore.activity import tick
-from hsstore.dtype import infinity_bits, largest_magnitude
+from hsstore.dtype import infinity_bits, is_finite, largest_magnitude
 from hsstore.spec import FailureReason
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def find_state_fault(
     no_zeros = bool(largest_magnitude(bits[..., :GLANCE_VALUES], model.dtype).all())
     for start in range(0, rows, step):
         part = bits[start : start + step]
-        is_good = no_zeros and _is_finite(part, model)
+        is_good = no_zeros and is_finite(part, model.dtype)
         fault = None if is_good else _find_value_fault(part, start, model)
         tick()  # a long sample takes its time: it is slow, not stalled
         if fault is not None:
@@ -75,18 +75,6 @@ def find_state_fault(
 def rows_at_once(row_bytes: int) -> int:
     """Return how many rows are checked in one go."""
     return max(PIECE_BYTES // row_bytes, 1)
-
-
-def _is_finite(part: npt.NDArray[Any], model: Model) -> bool:
-    """Say whether all values are finite, without temporary memory.
-
-    As signed numbers positive values come in the order of their magnitude; as unsigned ones negative
-    values do, and above them.
-    """
-    infinity = infinity_bits(model.dtype)
-    sign = 1 << (8 * part.itemsize - 1)
-    positive, negative = part.view(f"<i{part.itemsize}").max(), part.max()
-    return bool(positive < infinity and negative < sign + infinity)
 
 
 def _find_value_fault(part: npt.NDArray[Any], start: int, model: Model) -> Fault | None:

@@ -188,6 +188,7 @@ class StoreSpec(Record):
 
 FINISHED = "finished"
 INTERRUPTED = "interrupted"
+BROKEN = "broken by a bug"
 CLEAN_ENDS = frozenset({FINISHED, INTERRUPTED})
 """Results of runs that left no block half committed."""
 

@@ -152,7 +152,12 @@ class Store:
 
     def sample_id(self, sample: int) -> str:
         """Return the dataset's own id of a sample."""
-        return _text(self._arrays.read("sample_id", slice(sample, sample + 1))[0])
+        return bytes(self.sample_ids(slice(sample, sample + 1))[0]).decode()
+
+    def sample_ids(self, where: slice = slice(None)) -> npt.NDArray[np.bytes_]:
+        """Return the ids of samples as UTF-8, shape (n,)."""
+        packed = np.ascontiguousarray(self._arrays.read("sample_id", where))
+        return packed.view(f"S{packed.shape[1]}").ravel()
 
     def split(self, sample: int) -> str:
         """Return the split that a sample belongs to."""
@@ -392,7 +397,3 @@ class Store:
             except ValidationError as error:
                 raise CorruptStoreError(f"the record of run {run} is damaged: {error}") from None
         return sorted(records, key=lambda record: record.started)
-
-
-def _text(padded: npt.NDArray[np.uint8]) -> str:
-    return padded.tobytes().rstrip(b"\0").decode()

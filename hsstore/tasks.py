@@ -28,7 +28,12 @@ from hsstore.errors import InputError, InterruptedRunError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
+    Progress = Callable[[int, int], None]
+    """Called with what is done, and with all of it."""
+    Bars = Callable[[str], AbstractContextManager[Progress]]
+    """Begins to show something that is counted, such as "blocks"."""
     Client = Any
     Future = Any
     """Of dask.distributed, which has types in part."""
@@ -55,6 +60,12 @@ class Where:
     """Worker processes on this machine."""
     scheduler: str | None = None
     """Address of an existing `dask.distributed` scheduler, such as tcp://host:8786."""
+
+
+@contextmanager
+def no_bars(_: str) -> Iterator[Progress]:
+    """Show nothing."""
+    yield lambda _done, _total: None
 
 
 def run_tasks(

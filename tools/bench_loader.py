@@ -7,8 +7,11 @@ The same samples, bfloat16, 7,168 wide, four slots, exponents like those of a re
 batches of the same size:
 
 * hsstore: `StreamLoader` over an `Eagle3Stream`, as docs/training.md says;
+* hsstore_none: the same over a store made with `--codec none`;
 * hsstore_map: torch's `DataLoader` over `Eagle3Dataset`, with `eagle3_collate`;
-* pt: the same `DataLoader` and collation over one .pt a sample, torch.load.
+* pt: the same `DataLoader` and collation over one .pt a sample, torch.load;
+* specforge, speculators, modelopt: those trainers' own loaders over what `hsstore export` writes for them, where
+  they are installed: `make bench-loader` sees to that.
 
 More contenders go into tools/loading/contenders.py. A round is an epoch of everyone; the first, which starts
 worker processes, does not count. Warm: everything is in the page cache. Cold: the cache is dropped before
@@ -35,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from hsstore.loaders.reading import close_stores
 from tools.bench_json import RESULTS, ROOT, record
 from tools.hot_memory import keep_memory
-from tools.loading.contenders import CONTENDERS, Setting
+from tools.loading.contenders import CONTENDERS, Setting, installed
 from tools.reading.samples import write_samples
 from tools.reading.slow_disk import limited_reads, mounted_image, problem, spend, write_burst
 from tools.rounds import Unit, summary, take_turns, warm
@@ -50,10 +53,10 @@ TOKENS = Unit("tokens_per_second", "tokens/s", "10,.0f")
 WORKERS = (0, 2)
 
 
-def epoch(batches: Iterable[Any]) -> tuple[float, int]:
+def epoch(batches: Iterable[Any], count: Callable[[Any], int]) -> tuple[float, int]:
     """Take every batch of an epoch; return the seconds, and the tokens that gave a row."""
     started = time.perf_counter()
-    tokens = sum(int(batch["attention_mask"].sum()) for batch in batches)
+    tokens = sum(map(count, batches))
     return time.perf_counter() - started, tokens
 
 
@@ -65,7 +68,7 @@ def serve(
     served = set()
 
     def speed(name: str, _: int) -> float:
-        seconds, tokens = epoch(loaders[name])
+        seconds, tokens = epoch(loaders[name], CONTENDERS[name].rows)
         served.add(tokens)
         return tokens / seconds
 
@@ -107,7 +110,7 @@ def measure_slow(given: argparse.Namespace) -> dict[str, Any]:
     if reason := problem():
         print(f"no slow disk: {reason}")
         return {"slow_disk_problem": reason}
-    room_bytes = 4 * given.samples * given.rows * 4 * given.hidden * 2 + (512 << 20)
+    room_bytes = 8 * given.samples * given.rows * 4 * given.hidden * 2 + (512 << 20)
     found: dict[str, Any] = {"slow_disk_mb_per_second": given.megabytes_per_second}
     with mounted_image(given.target, room_bytes) as mount:
         samples = write(mount / "samples", given)
@@ -137,7 +140,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--megabytes-per-second", type=int, default=500, help="of the slow disk")
     parser.add_argument("--target", type=Path, default=ROOT / "build/bench", help="on the disk")
-    parser.add_argument("--only", nargs="*", default=list(CONTENDERS), choices=CONTENDERS)
+    parser.add_argument("--only", nargs="*", default=installed(), choices=installed())
     parser.add_argument("--quick", action="store_true", help="small, into build/bench-quick.json")
     given = parser.parse_args()
     given.only = list(dict.fromkeys(["hsstore", *given.only]))

@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools.serving import HSSTORE, serving
+from tools.serving import HSSTORE, hsstore, serving
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "demo"
@@ -59,7 +59,9 @@ def main() -> int:
     """Run the demo and return its exit code."""
     parser = argparse.ArgumentParser(description="The main job on real input.")
     parser.add_argument("--engine", choices=ENGINES, default="embedded")
-    engine = ENGINES[parser.parse_args().engine]
+    parser.add_argument("--limit", type=int, default=80, help="so many of the 80 conversations")
+    given = parser.parse_args()
+    engine = ENGINES[given.engine]
     started = time.monotonic()
     DEMO.mkdir(exist_ok=True)
     subprocess.run([sys.executable, ROOT / "tools/convert_smollm2.py", MODEL], check=True)
@@ -67,7 +69,7 @@ def main() -> int:
     if is_complete(engine.store):
         print(f"{engine.store.relative_to(ROOT)} is complete already: nothing to extract")
     else:
-        extract(engine)
+        extract(engine, given.limit)
     summarise(engine.store, time.monotonic() - started)
     return 0
 
@@ -80,12 +82,13 @@ def is_complete(store: Path) -> bool:
     return bool(info["complete"] == info["samples"])
 
 
-def extract(engine: Engine) -> None:
+def extract(engine: Engine, limit: int) -> None:
     """Serve the model and fill the store from it."""
     log = DEMO / "server.log"
     with serving(MODEL, log, "--engine", engine.name, *engine.arguments) as (url, spool):
-        command = [HSSTORE, "extract", engine.store, "--server", url, "--spool", spool]
-        subprocess.run([*map(str, command), "--data", CHATS, "--model", MODEL], check=True)
+        server = ("--server", url, "--spool", spool)
+        data = ("--data", CHATS, "--model", MODEL, "--limit", limit)
+        hsstore("extract", engine.store, *server, *data)
 
 
 def report(command: str, store: Path) -> dict[str, Any]:

@@ -5,18 +5,8 @@
 # The wheel asks for CUDA builds of 6 GB that cannot even be imported here, so pip installs it without
 # its dependencies, and what the CPU needs by name. About 2.3 GB and a minute; x86_64, glibc >= 2.34.
 set -euo pipefail
-cd "$(dirname "$0")/.."
-PYTHON="${PYTHON:-python3}"
-TORCH="${TORCH:-torch==2.13.0}"
-VENV="$1"
-
-# A half-made environment would be taken for a whole one.
-[ -e "$VENV" ] || trap 'rm -rf "$VENV"' ERR
-"$PYTHON" -m venv "$VENV"
-pip() { "$VENV/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
-# TORCH may hold options too, such as an index.
-# shellcheck disable=SC2086
-pip install $TORCH
+# shellcheck source=tools/new_venv.sh
+. "$(dirname "$0")/new_venv.sh"
 pip install --no-deps sglang==0.5.23 torchvision==0.28.0
 pip install triton==3.7.1 transformers==5.19.0 tokenizers==0.23.2 numpy fastapi "uvicorn>=0.51" \
   uvloop orjson msgspec pyzmq psutil setproctitle pybase64 pydantic aiohttp requests packaging \

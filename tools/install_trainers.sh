@@ -5,18 +5,8 @@
 # SpecForge and speculators pin an older torch or ask for CUDA builds, so pip installs the four without
 # their dependencies, and what their EAGLE-3 code imports by name. About 1.8 GB and three minutes.
 set -euo pipefail
-cd "$(dirname "$0")/.."
-PYTHON="${PYTHON:-python3}"
-TORCH="${TORCH:-torch==2.13.0}"
-VENV="$1"
-
-# A half-made environment would be taken for a whole one.
-[ -e "$VENV" ] || trap 'rm -rf "$VENV"' ERR
-"$PYTHON" -m venv "$VENV"
-pip() { "$VENV/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
-# TORCH may hold options too, such as an index.
-# shellcheck disable=SC2086
-pip install $TORCH
+# shellcheck source=tools/new_venv.sh
+. "$(dirname "$0")/new_venv.sh"
 pip install --no-deps specforge==0.2.0 speculators==0.9.0 hs-connectors==0.9.0 \
   nvidia-modelopt==0.47.0 nemo-automodel==0.7.0 torchao==0.18.0
 pip install transformers==5.8.1 'datasets<=5.1.0' accelerate pydantic pydantic-settings psutil pyyaml \

@@ -1,7 +1,8 @@
-"""Run `hsstore serve` as a user does, for as long as it is needed."""
+"""Run hsstore as a user does: its commands, and `hsstore serve` for as long as it is needed."""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -33,6 +34,17 @@ def serving(model: Path, log: Path, *options: str | Path) -> Iterator[tuple[str,
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=STOP_SECONDS)
+
+
+def hsstore(*arguments: object) -> None:
+    """Run a command of hsstore to its end.
+
+    Raises
+    ------
+    CalledProcessError
+    """
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    subprocess.run([str(HSSTORE), *map(str, arguments)], check=True, env=environment)
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> tuple[str, str]:

@@ -7,7 +7,8 @@
 Without `--store` the whole chain is run: real prompts, the target's own answers by `hsstore regenerate`,
 its states by `hsstore extract`, then the training. Acceptance length is the number of tokens that
 a forward of the target gives when a draft is verified: 1 without a draft. It is measured by real greedy
-decoding of held-out prompts, whose tokens have to be those of plain decoding. The last line is JSON.
+decoding of held-out prompts, whose tokens have to be those of plain decoding. The last line is JSON; that
+of a whole chain goes into build/bench.json, too.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from hsstore.loaders import Eagle3Stream, draft_vocabulary
 from hsstore.store import Store
+from tools.bench_json import record
 from tools.eagle3.chain import Amount, make_store
 from tools.eagle3.decoding import Draft, decode_plainly, decode_with_draft
 from tools.eagle3.head import DraftHead, Shape
@@ -99,8 +101,10 @@ def main() -> int:
     store = options.store or make_store(work, model, size.amount, cores)
     say(f"store {store} after {time.monotonic() - began:.0f} s")
     result = run(store, model, size, options.save)
-    seconds = round(time.monotonic() - began, 1)
-    print(json.dumps(asdict(replace(result, seconds=seconds))), flush=True)
+    found = asdict(replace(result, seconds=round(time.monotonic() - began, 1)))
+    print(json.dumps(found, allow_nan=False), flush=True)
+    if options.store is None:
+        record("eagle3_quick" if options.quick else "eagle3", found)
     return 0
 
 
@@ -156,20 +160,27 @@ def run(store_path: Path, model: Path, size: Size, save: Path | None = None) -> 
 
 @torch.no_grad()
 def mean_loss(head: DraftHead, target: Target, stream: Eagle3Stream) -> float:
-    """Return the loss of the first drafted token, over all samples of a stream."""
-    return float(np.mean([float(drafted_losses(head, target, batch, 1)[0]) for batch in stream]))
+    """Return the mean loss of the first drafted token, over all rows of a stream."""
+    losses = [drafted_losses(head, target, batch, 1)[0] for batch in stream]
+    rows = sum(loss.rows for loss in losses)
+    if not rows:
+        sys.exit(f"split {HELD_OUT!r} has no supervised token that the draft vocabulary has")
+    return sum(float(loss.total) for loss in losses) / rows
 
 
 def held_out_prompts(store: Store) -> list[list[int]]:
-    """Return the tokens in front of the first answer of each held-out sample."""
+    """Return the tokens in front of the first answer of each held-out sample that has both."""
     names = store.spec.dataset.split_names
     if HELD_OUT not in names:
         sys.exit(f"{store.path}: no split {HELD_OUT!r}: the prompts to decode; there are {names}")
     samples = np.flatnonzero(store.plan_array("split") == names.index(HELD_OUT))
     prompts = []
     for sample in samples.tolist():
-        answered = int(store.loss_mask(sample).argmax())
-        prompts.append(store.input_ids(sample)[:answered].tolist())
+        answered = int(store.loss_mask(sample).argmax())  # 0 where nothing is supervised, too
+        if answered:
+            prompts.append(store.input_ids(sample)[:answered].tolist())
+    if not prompts:
+        sys.exit(f"{store.path}: no sample of split {HELD_OUT!r} has a prompt and an answer")
     return prompts
 
 
@@ -190,6 +201,8 @@ class Judge:
             if decoded.tokens != plain:
                 sys.exit(f"with the draft the target said {decoded.tokens}, without it {plain}")
             rounds += decoded.rounds
+        if not rounds:
+            sys.exit("nothing was drafted: each held-out answer ends with its first token")
         mean = float(np.mean(rounds))
         say(f"{name}: {mean:.3f} tokens a round, {len(rounds)} rounds, equal to plain decoding")
         return mean

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from extraction.engines.sampling import Sampling
 
 CACHE_BYTES: Final = 1 << 30
-"""Of keys and values, in one decoder; a single sequence may take more."""
+"""Of keys and values, in one decoder, spare rows included; a single sequence may take more."""
 GROW_TOKENS: Final = 128
 
 
@@ -47,8 +47,7 @@ class TransformersDecoder:
         self._decoder = decoder
         self._head = head
         self.stop_token_ids = stops
-        names = inspect.signature(decoder.forward).parameters
-        self._cache_name = "cache" if "cache" in names else "past_key_values"
+        self._cache_name = cache_name(decoder)
         self._cache = RaggedCache()
         self._last: list[int] = []
         self._sampling: list[Sampling] = []
@@ -105,6 +104,11 @@ class TransformersDecoder:
         return chosen
 
 
+def cache_name(model: Any) -> str:  # noqa: ANN401  # any model class
+    """Return what a model calls the argument that its cache is given by."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
 class RaggedCache(transformers.DynamicCache):
     """Keys and values of sequences of different lengths, [rows, heads, tokens, width] a layer.
 
@@ -117,27 +121,26 @@ class RaggedCache(transformers.DynamicCache):
     def __init__(self) -> None:
         super().__init__()
         self.lengths = torch.zeros(0, dtype=torch.int64)
+        self._rooms: list[int] = []
+        """Tokens that each may grow to."""
         self._held: list[tuple[torch.Tensor, torch.Tensor]] = []
         """By layer. There may be more rows and tokens than are used."""
 
     def bytes_with(self, tokens: int) -> int:
-        """Return what it takes with one more sequence, of up to so many tokens."""
-        each = [half[0, :, :1].nbytes for pair in self._held for half in pair]
-        longest = max([tokens, *(pair[0].shape[2] for pair in self._held[:1])])
-        return (len(self.lengths) + 1) * longest * sum(each)
+        """Return what it takes with one more sequence, of up to so many tokens; no row to spare."""
+        rooms = [*self._rooms, tokens]
+        return len(rooms) * _whole(max(rooms)) * self._token_bytes()
 
     def add(self, own: transformers.DynamicCache, room_tokens: int) -> None:
         """Copy the keys and values of one sequence; it may grow to so many tokens."""
         row, length = len(self.lengths), own.get_seq_length()
         layers: list[Any] = own.layers  # of the kind that has keys and values
-        for at, layer in enumerate(layers):
-            pair = (layer.keys, layer.values)
-            if at == len(self._held):
-                self._held.append((pair[0][:, :, :0], pair[1][:, :, :0]))
-            held = tuple(_enlarged(half, row + 1, room_tokens) for half in self._held[at])
-            for half, new in zip(held, pair, strict=True):
-                half[row, :, :length] = new[0]
-            self._held[at] = held[0], held[1]
+        if not self._held:
+            self._held = [(layer.keys[:, :, :0], layer.values[:, :, :0]) for layer in layers]
+        self._rooms.append(room_tokens)
+        self._make_room()
+        for (keys, values), layer in zip(self._held, layers, strict=True):
+            keys[row, :, :length], values[row, :, :length] = layer.keys[0], layer.values[0]
         self.lengths = torch.cat([self.lengths, torch.tensor([length])])
 
     def remove(self, place: int) -> None:
@@ -149,8 +152,9 @@ class RaggedCache(transformers.DynamicCache):
             length = int(self.lengths[last])
             for half in (half for pair in self._held for half in pair):
                 half[place, :, :length] = half[last, :, :length]
-        self.lengths[place] = self.lengths[last]
+        self.lengths[place], self._rooms[place] = self.lengths[last], self._rooms[last]
         self.lengths = self.lengths[:-1]
+        del self._rooms[-1]
 
     @override
     def update(
@@ -174,14 +178,30 @@ class RaggedCache(transformers.DynamicCache):
         """Return the tokens of the longest sequence."""
         return int(self.lengths.max())
 
+    def _token_bytes(self) -> int:
+        halves = [half for pair in self._held for half in pair]
+        return sum(half.shape[1] * half.shape[3] * half.itemsize for half in halves)
 
-def _enlarged(held: torch.Tensor, rows: int, tokens: int) -> torch.Tensor:
-    """Return a tensor with room for so many rows and tokens, and the same contents."""
-    old_rows, heads, old_tokens, width = held.shape
-    if rows <= old_rows and tokens <= old_tokens:
-        return held
-    tokens = max(old_tokens, -(-tokens // GROW_TOKENS) * GROW_TOKENS)
-    rows = rows if rows <= old_rows else max(rows, 2 * old_rows)
-    larger = held.new_zeros(max(rows, old_rows), heads, tokens, width)
-    larger[:old_rows, :, :old_tokens] = held
-    return larger
+    def _make_room(self) -> None:
+        """Make the tensors anew where they are too small, or more than twice as wide as needed."""
+        rows, tokens = len(self._rooms), _whole(max(self._rooms))
+        held_rows, _, held_tokens, _ = self._held[0][0].shape
+        if rows <= held_rows and tokens <= held_tokens <= 2 * tokens:
+            return
+        doubled = 1 << (rows - 1).bit_length()
+        rows = max(rows, min(doubled, CACHE_BYTES // (tokens * self._token_bytes())))
+        used, longest = len(self.lengths), max(self.lengths.tolist(), default=0)
+        for at, pair in enumerate(self._held):  # one after the other: only one is there twice
+            keys, values = (_moved(half[:used, :, :longest], rows, tokens) for half in pair)
+            self._held[at] = keys, values
+
+
+def _whole(tokens: int) -> int:
+    return -(-tokens // GROW_TOKENS) * GROW_TOKENS
+
+
+def _moved(used: torch.Tensor, rows: int, tokens: int) -> torch.Tensor:
+    """Return a tensor with room for so many rows and tokens, and these at its beginning."""
+    moved = used.new_zeros(rows, used.shape[1], tokens, used.shape[3])
+    moved[: used.shape[0], :, : used.shape[2]] = used
+    return moved

@@ -98,7 +98,7 @@ async def serve_engine(load: Callable[[], Engine], options: ServeOptions) -> Non
             engine = await asyncio.to_thread(load)
             threads = options.threads or len(os.sched_getaffinity(0))
             worker = Worker(engine, spool, piece_tokens=options.piece_tokens, threads=threads)
-            generator = make_generator(engine, threads=threads)
+            generator = make_generator(engine, worker.in_flight, threads=threads)
             app = make_app(worker, engine.description, generator)
             try:
                 await _warm_up(worker)

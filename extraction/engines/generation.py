@@ -13,7 +13,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
-from extraction.engines.worker import DuplicateRequestError
 from hsstore.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from extraction.engines.in_flight import InFlight
     from extraction.engines.sampling import Sampling
 
 logger = logging.getLogger(__name__)
@@ -103,14 +103,17 @@ class _Job:
 
 
 class Generator:
-    """Answers requests in the order of their arrival, `SEQUENCES` at once in each thread."""
+    """Answers requests in the order of their arrival, `SEQUENCES` at once in each thread.
 
-    def __init__(self, engine: Generating, *, threads: int) -> None:
+    One that is aborted, in `in_flight`, ends at its next token, or when its turn comes.
+    """
+
+    def __init__(self, engine: Generating, in_flight: InFlight, *, threads: int) -> None:
         self._engine = engine
+        self._in_flight = in_flight
         self._threads = threads
         self._running: list[threading.Thread] = []
         self._waiting: deque[_Job] = deque()
-        self._in_flight: dict[str, GenerateRequest] = {}
         self._closing = False
         self._change = threading.Condition()
 
@@ -122,30 +125,19 @@ class Generator:
         DuplicateRequestError
             An id is in flight already, or twice among these.
         """
+        self._in_flight.add(requests)
+        jobs = [_Job(request, Future()) for request in requests]
         with self._change:
-            rids = [request.rid for request in requests]
-            for at, rid in enumerate(rids):
-                if rid in self._in_flight or rid in rids[:at]:
-                    raise DuplicateRequestError(f"Duplicate request ID: {rid}")
-            self._in_flight.update(zip(rids, requests, strict=True))
-            jobs = [_Job(request, Future()) for request in requests]
             self._waiting.extend(jobs)
             self._start()
             self._change.notify_all()
         return [job.future for job in jobs]
 
-    def abort(self, rid: str) -> None:
-        """End a request at its next token."""
-        with self._change:
-            if request := self._in_flight.get(rid):
-                request.aborted.set()
-
     def close(self) -> None:
         """Abort everything and end the threads."""
         with self._change:
             self._closing = True
-            for request in self._in_flight.values():
-                request.aborted.set()
+            self._in_flight.abort_all()
             self._change.notify_all()
         for thread in self._running:
             thread.join()
@@ -177,10 +169,10 @@ class Generator:
     def _admit(self, decoder: Decoder, jobs: list[_Job]) -> bool:
         """Take in what waits and has room, at least one; return False when it is all over."""
         while job := self._next(decoder, len(jobs)):
-            jobs.append(job)
             if job.request.aborted.is_set():
-                self._end(jobs.pop(), Answer(aborted=True))
+                self._end(job, Answer(aborted=True))
                 continue
+            jobs.append(job)
             job.stops = decoder.stop_token_ids | job.request.sampling.stop_token_ids
             token = decoder.add(job.request.input_ids, job.request.sampling)
             self._take(decoder, jobs, len(jobs) - 1, token)
@@ -211,8 +203,7 @@ class Generator:
         self._end(job, answer)
 
     def _end(self, job: _Job, outcome: Answer | Exception) -> None:
-        with self._change:
-            del self._in_flight[job.request.rid]
+        self._in_flight.forget(job.request.rid)
         if not job.future.set_running_or_notify_cancel():  # the client has gone
             return
         if isinstance(outcome, Answer):
@@ -221,7 +212,7 @@ class Generator:
             job.future.set_exception(outcome)
 
 
-def make_generator(engine: object, *, threads: int) -> Generator | None:
+def make_generator(engine: object, in_flight: InFlight, *, threads: int) -> Generator | None:
     """Return a generator, or None where this engine or its model cannot generate."""
     if not isinstance(engine, Generating):
         return None
@@ -230,4 +221,4 @@ def make_generator(engine: object, *, threads: int) -> Generator | None:
     except InputError as error:
         logger.info("no text is generated: %s", error)
         return None
-    return Generator(engine, threads=threads)
+    return Generator(engine, in_flight, threads=threads)

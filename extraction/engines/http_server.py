@@ -17,8 +17,9 @@ import numpy as np
 from aiohttp import web
 
 from extraction.engines.generation import GenerateRequest
+from extraction.engines.in_flight import DuplicateRequestError
 from extraction.engines.sampling import parse_sampling
-from extraction.engines.worker import DuplicateRequestError, Request
+from extraction.engines.worker import Request
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -59,7 +60,8 @@ class Api:
     async def _capture(self, body: dict[str, Any]) -> list[dict[str, Any]]:
         began = time.monotonic()
         requests = parse_generate(body, self.description)
-        outcomes = await self._wait(requests, self.worker.submit(requests), self.worker.abort)
+        futures = self.worker.submit(requests)
+        outcomes = await self._wait(requests, futures, abort_on=asyncio.CancelledError)
         return [
             _answer(request, outcome, time.monotonic() - began)
             for request, outcome in zip(requests, outcomes, strict=True)
@@ -70,7 +72,9 @@ class Api:
     ) -> list[dict[str, Any]]:
         began = time.monotonic()
         requests = parse_prompts(body, self.description)
-        outcomes = await self._wait(requests, generator.submit(requests), generator.abort)
+        futures = generator.submit(requests)
+        # Where one fails, nobody gets the answers of the others.
+        outcomes = await self._wait(requests, futures, abort_on=BaseException)
         return [
             _generated(request, outcome, time.monotonic() - began)
             for request, outcome in zip(requests, outcomes, strict=True)
@@ -80,13 +84,15 @@ class Api:
         self,
         requests: Sequence[Request] | Sequence[GenerateRequest],
         futures: Sequence[Future[T]],
-        abort: Callable[[str], None],
+        *,
+        abort_on: type[BaseException],
     ) -> list[T]:
+        """Return all outcomes; a cancellation says that the client has gone."""
         try:
             return await asyncio.gather(*map(asyncio.wrap_future, futures))
-        except asyncio.CancelledError:
-            for request in requests:  # the client has gone
-                abort(request.rid)
+        except abort_on:
+            for request in requests:
+                self.worker.abort(request.rid)
             raise
 
     async def abort(self, http: web.Request) -> web.Response:
@@ -94,9 +100,7 @@ class Api:
         rid = (await _read_json(http)).get("rid")
         if not isinstance(rid, str):
             raise BadRequestError("rid must be a string")
-        await asyncio.to_thread(self.worker.abort, rid)
-        if self.generator is not None:
-            self.generator.abort(rid)
+        await asyncio.to_thread(self.worker.abort, rid)  # generations are in flight there too
         return web.Response()
 
     async def health(self, _: web.Request) -> web.Response:
@@ -147,12 +151,14 @@ def parse_generate(body: dict[str, Any], about: EngineDescription) -> list[Reque
 
 
 def is_generation(body: dict[str, Any]) -> bool:
-    """Tell whether a body asks for more than the states of its tokens, and one token more."""
+    """Tell whether a body asks for more than the states of its tokens, and the likeliest next one."""
     params = body.get("sampling_params")
     first = params[0] if isinstance(params, list) and params else params
     if not isinstance(first, dict):
         return False
-    return first.get("max_new_tokens") not in (0, 1) or bool(first.get("temperature"))
+    tokens = first.get("max_new_tokens")
+    chosen = bool(first.get("temperature") or first.get("stop_token_ids"))
+    return tokens not in (0, 1) or (tokens == 1 and chosen)
 
 
 def parse_prompts(body: dict[str, Any], about: EngineDescription) -> list[GenerateRequest]:
@@ -228,7 +234,10 @@ def _parse_predict(params: Any) -> bool:  # noqa: ANN401 - JSON
     each = params if isinstance(params, list) else [params]
     wanted = {one.get("max_new_tokens") if isinstance(one, dict) else None for one in each}
     if wanted not in ({0}, {1}):
-        raise BadRequestError("sampling_params.max_new_tokens must be 0 or 1: no text is generated")
+        raise BadRequestError(
+            "sampling_params.max_new_tokens must be 0 or 1, the same for all sequences: no text is "
+            "generated from this request"
+        )
     return wanted == {1}
 
 

@@ -33,7 +33,7 @@ def parse_sampling(params: Any) -> Sampling:  # noqa: ANN401  # JSON
     temperature = given.pop("temperature", 1.0)  # SGLang's default
     stops = given.pop("stop_token_ids", None) or []
     if type(tokens) is not int or tokens < 1:
-        raise ValueError("sampling_params.max_new_tokens must be an integer of at least 0")
+        raise ValueError("sampling_params.max_new_tokens must be an integer of at least 1")
     if type(temperature) not in {int, float} or temperature < 0:
         raise ValueError("sampling_params.temperature must be a number of at least 0")
     if not isinstance(stops, list) or any(type(token) is not int for token in stops):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -113,15 +114,37 @@ class TransformersEngine:
         Raises
         ------
         InputError
-            Not all of its layers attend to all tokens.
+            Not all of its layers attend to all tokens, its rotary frequencies depend on what it
+            read before, or its logits are not what its head says of the final state.
         """
+        if self._no_generation:
+            model_type = self._model.config.get_text_config().model_type
+            raise InputError(f"{model_type}: {self._no_generation}")
+        head = self._model.get_output_embeddings()
+        return TransformersDecoder(self._decoder, head, stop_token_ids(self._model))
+
+    @cached_property
+    def _no_generation(self) -> str:
+        """Why this model does not generate here; empty where it does."""
         config = self._model.config.get_text_config()
         kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
         windowed = getattr(config, "sliding_window", None) and not hasattr(config, "layer_types")
         if windowed or kinds != {"full_attention"}:
-            raise InputError(f"{config.model_type}: only full attention is generated with")
-        head = self._model.get_output_embeddings()
-        return TransformersDecoder(self._decoder, head, _stop_token_ids(self._model))
+            return "only full attention is generated with"
+        rotary = {str(getattr(part, "rope_type", "")) for part in self._decoder.modules()}
+        if any("dynamic" in kind or "longrope" in kind for kind in rotary):
+            # A generation beside a capture would change the frequencies under it.
+            return "no text is generated with rotary frequencies that depend on the length"
+        return "" if self._head_says_all() else "its logits are scaled or capped behind its head"
+
+    @torch.inference_mode()
+    def _head_says_all(self) -> bool:
+        """Try whether the logits are what the head says of the final state, and nothing more."""
+        ids = torch.arange(4)[None]
+        final = self._decoder(input_ids=ids, use_cache=False).last_hidden_state
+        said = self._model.get_output_embeddings()(final).float()
+        logits = self._model(input_ids=ids, use_cache=False).logits.float()
+        return torch.allclose(said, logits, rtol=1e-3, atol=1e-3)
 
     def _add_hooks(self) -> None:
         slots = {layer: slot for slot, layer in enumerate(self._layers)}
@@ -205,7 +228,8 @@ def _find_decoder(model: Any) -> Any:  # noqa: ANN401 - any model class of trans
     raise InputError(f"{type(model).__name__} has no decoder with `layers` and `norm`")
 
 
-def _stop_token_ids(model: Any) -> frozenset[int]:  # noqa: ANN401 - any model class
+def stop_token_ids(model: Any) -> frozenset[int]:  # noqa: ANN401 - any model class
+    """Return the tokens that end an answer of this model, by its own settings."""
     configured = model.generation_config.eos_token_id
     if configured is None:
         configured = model.config.get_text_config().eos_token_id

@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from extraction.engines.in_flight import InFlight
 from extraction.spool import ErrorReason
 
 if TYPE_CHECKING:
@@ -29,10 +30,6 @@ logger = logging.getLogger(__name__)
 
 _QUEUED_PIECES: Final = 64
 """Bound of the queue; a full one makes the model wait."""
-
-
-class DuplicateRequestError(Exception):
-    """A request with this id is in flight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +62,13 @@ class _Piece:
 
 
 class Worker:
-    """Runs requests through an engine and hands their states to a spool."""
+    """Runs requests through an engine and hands their states to a spool.
+
+    Attributes
+    ----------
+    in_flight : InFlight
+        The ids of its requests, and of whoever serves beside it.
+    """
 
     def __init__(
         self, engine: Engine, spool: SpoolServer, *, piece_tokens: int, threads: int
@@ -83,7 +86,7 @@ class Worker:
         self._spool = spool
         self._piece_tokens = piece_tokens
         self._forwards = 0
-        self._in_flight: dict[str, Request] = {}
+        self.in_flight = InFlight()
         self._guard = threading.Lock()
         self._model_threads = ThreadPoolExecutor(threads, thread_name_prefix="model")
         self._pieces: queue.Queue[_Piece | None] = queue.Queue(_QUEUED_PIECES)
@@ -98,38 +101,28 @@ class Worker:
         DuplicateRequestError
             An id is in flight already, or twice among these.
         """
-        with self._guard:
-            seen = set(self._in_flight)
-            for request in requests:
-                if request.rid in seen:
-                    raise DuplicateRequestError(f"Duplicate request ID: {request.rid}")
-                seen.add(request.rid)
-            self._in_flight.update({request.rid: request for request in requests})
+        self.in_flight.add(requests)
         return [self._start(request) for request in requests]
 
     def abort(self, rid: str) -> None:
-        """Drop a request that has not begun; let go of the dump of one that has.
+        """Drop a request that has not begun; let go of the dump of one that has. A generation ends.
 
         When this returns, the spool holds nothing of it but perhaps a finished dump.
         """
-        with self._guard:
-            request = self._in_flight.get(rid)
-        if request is not None:
-            request.aborted.set()
+        self.in_flight.abort(rid)
         self._spool.abort(rid)
 
     def close(self) -> None:
         """Drop what has not begun, finish what has, and write it all."""
-        with self._guard:
-            for request in self._in_flight.values():
-                request.aborted.set()
+        self.in_flight.abort_all()
         self._model_threads.shutdown()
         self._pieces.put(None)
         self._writer.join()
 
     def _start(self, request: Request) -> Future[Outcome]:
         future = self._model_threads.submit(self._run, request)
-        future.add_done_callback(lambda _: self._forget(request.rid))  # also when cancelled
+        # Also when it is cancelled before it began.
+        future.add_done_callback(lambda _: self.in_flight.forget(request.rid))
         return future
 
     def _run(self, request: Request) -> Outcome:
@@ -148,10 +141,6 @@ class Worker:
             logger.exception("forward of %s failed", request.rid)
             self._spool.fail(request.rid, ErrorReason.ENGINE, repr(error))
             raise
-
-    def _forget(self, rid: str) -> None:
-        with self._guard:
-            del self._in_flight[rid]
 
     def _hand_over(self, request: Request, hidden: npt.NDArray[Any]) -> None:
         rows, step = len(request.input_ids), self._piece_tokens

@@ -1,7 +1,7 @@
 """`hsstore regenerate`: prompts in, the target's own answers out, through the server of `extract`.
 
 A draft model learns most from what its target says itself. `prompts` reads what is to be asked,
-`asking` asks one conversation turn by turn, `output` keeps what was answered, `run` does it all.
+`talking` has one conversation turn by turn, `output` keeps what was answered, `run` does it all.
 """
 
 from extraction.regenerate.options import RegenerateOptions

@@ -60,13 +60,12 @@ class AnswerFile:
             Another process writes it.
         InputError
             It is another file.
+        OutputError
         """
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._read()
-        except BlockingIOError:
-            os.close(self._descriptor)
-            raise RefusedError(f"{self.path}: another process is writing it") from None
+            with output_errors(self.path):
+                self._lock()
+                self._read()
         except BaseException:
             os.close(self._descriptor)
             raise
@@ -89,10 +88,11 @@ class AnswerFile:
         if others := self._settings - {settings}:
             raise RefusedError(f"{self.path} has answers by {others.pop()}, not {settings}{_NEW}")
         for prompt in prompts:
-            if self.done.get(prompt.sample_id, prompt.fingerprint) != prompt.fingerprint:
+            answered = self.done.get(prompt.sample_id)
+            if answered is not None and answered != prompt.fingerprint:
                 raise RefusedError(
                     f"{prompt.location}: {self.path} has answered another prompt under the id "
-                    f"{prompt.sample_id!r}{_NEW}"
+                    f"{prompt.sample_id!r}, or this one with other chat template arguments{_NEW}"
                 )
 
     def append(self, prompt: Prompt, settings: Settings, messages: list[Any], ends: Any) -> None:  # noqa: ANN401
@@ -131,6 +131,12 @@ class AnswerFile:
                 os.ftruncate(self._descriptor, end)  # a full disk: no half of a line stays
                 raise
         self.done[prompt.sample_id] = prompt.fingerprint
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RefusedError(f"{self.path}: another process is writing it") from None
 
     def _read(self) -> None:
         whole_bytes = 0

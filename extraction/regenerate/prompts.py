@@ -30,6 +30,7 @@ class Prompt:
     asked: tuple[Message, ...]
     """System and user turns; each user turn is answered."""
     template_kwargs: dict[str, Any]
+    """Of the whole run and its own, which win."""
     split: str
     metadata: dict[str, Any]
 
@@ -49,11 +50,18 @@ class Prompts:
     """What is wrong with the records that were left out."""
 
 
-def read_prompts(path: Path, *, limit: int | None, skip_bad: bool) -> Prompts:
+def read_prompts(
+    path: Path, template_kwargs: dict[str, Any], *, limit: int | None, skip_bad: bool
+) -> Prompts:
     """Read and check the whole file, before anything is asked.
 
     Takes what `extract --data` takes, as far as it is a conversation; beside that records with
     `turns`, a list of questions as MT-bench has it, and with a `prompt` alone.
+
+    Parameters
+    ----------
+    template_kwargs : dict
+        For the chat template, where a record does not say otherwise.
 
     Raises
     ------
@@ -63,7 +71,7 @@ def read_prompts(path: Path, *, limit: int | None, skip_bad: bool) -> Prompts:
     prompts, seen = Prompts([], []), dict[str, str]()
     for raw in islice(read_records(path), limit):
         try:
-            prompt = _parse(raw, path.name.split(".")[0])
+            prompt = _parse(raw, path.name.split(".")[0], template_kwargs)
             first = seen.setdefault(prompt.sample_id, prompt.location)
             if first != prompt.location:
                 raise _wrong(raw, "id", f"duplicate {prompt.sample_id!r}, first at {first}")
@@ -77,7 +85,7 @@ def read_prompts(path: Path, *, limit: int | None, skip_bad: bool) -> Prompts:
     return prompts
 
 
-def _parse(raw: RawRecord, label: str) -> Prompt:
+def _parse(raw: RawRecord, label: str, template_kwargs: dict[str, Any]) -> Prompt:
     record = parse_record(_as_messages(raw), None)
     if not isinstance(record.body, Conversation):
         raise _wrong(raw, "messages", "missing: only conversations can be answered")
@@ -91,7 +99,7 @@ def _parse(raw: RawRecord, label: str) -> Prompt:
         sample_id=record.sample_id or f"{label}-{raw.number}",
         location=raw.location,
         asked=tuple(asked),
-        template_kwargs=record.body.template_kwargs,
+        template_kwargs={**template_kwargs, **record.body.template_kwargs},
         split=record.split,
         metadata=record.metadata,
     )

@@ -14,9 +14,9 @@ from extraction.dataset.chat import ChatTemplate
 from extraction.dataset.options import DroppedRecordError
 from extraction.dataset.tokenise import Encoder
 from extraction.error_group import first_of
-from extraction.regenerate.asking import Asker, FailedPromptError
 from extraction.regenerate.output import AnswerFile, Settings
 from extraction.regenerate.prompts import read_prompts
+from extraction.regenerate.talking import Asker, FailedPromptError
 from extraction.server_link import ServerLink
 from hsstore.errors import HsstoreError, InterruptedRunError, RefusedError
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_FAILURES_IN_ROW = 32
-"""So many prompts that the server does not answer, and none that it does: it never will."""
+MAX_FAILURES = 32
+"""So many prompts that the server does not answer, and none that it ever did: it never will."""
 
 
 @dataclass(slots=True)
@@ -71,11 +71,16 @@ def regenerate(options: RegenerateOptions, progress: Callable[[int, int], None])
     InputError, RefusedError, OutputError, InterruptedRunError
     """
     access = read_access(options.api_key_file, options.ca_cert)
-    prompts = read_prompts(options.prompts, limit=options.limit, skip_bad=options.skip_bad)
+    prompts = read_prompts(
+        options.prompts,
+        options.chat_template_kwargs,
+        limit=options.limit,
+        skip_bad=options.skip_bad,
+    )
     for message in prompts.bad:
         log.warning("%s", message)
     encoder = Encoder(options.model, trust_remote_code=options.trust_remote_code)
-    template = ChatTemplate(encoder.tokenizer, options.chat_template_kwargs)
+    template = ChatTemplate(encoder.tokenizer, {})  # each prompt has its own arguments
     summary = Summary(len(prompts.good), bad=len(prompts.bad))
 
     async def run() -> None:
@@ -102,7 +107,6 @@ class _Run:
         self._output = output
         self._summary = summary
         self._progress = progress
-        self._failed_in_row = 0
 
     async def main(self, prompts: list[Prompt], options: RegenerateOptions) -> None:
         left = [prompt for prompt in prompts if prompt.sample_id not in self._output.done]
@@ -144,7 +148,6 @@ class _Run:
                 self._fail(prompt, error)
             else:
                 self._output.append(prompt, settings, talk.messages, talk.ends)
-                self._failed_in_row = 0
                 self._summary.answered += 1
                 self._summary.tokens += talk.tokens
                 self._summary.cut += talk.ends.count("length")
@@ -152,9 +155,8 @@ class _Run:
 
     def _fail(self, prompt: Prompt, error: FailedPromptError) -> None:
         self._summary.failed += 1
-        self._failed_in_row += 1
         log.warning("%s: not answered: %s", prompt.location, error)
-        if self._failed_in_row == MAX_FAILURES_IN_ROW:
+        if self._summary.failed == MAX_FAILURES and not self._output.done:
             raise RefusedError(
-                f"{MAX_FAILURES_IN_ROW} prompts in a row were not answered, the last time: {error}"
+                f"{MAX_FAILURES} prompts were not answered, and none was, the last time: {error}"
             )

@@ -159,5 +159,7 @@ def _lines(report: Import) -> Iterator[str]:
     counts = Counter(one.kind for one in report.left)
     left = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
     yield f"files not taken: {left or 'none'}"
-    rest = f"; {report.pending:,} pending: hsstore extract does the rest" if report.pending else ""
+    rest = f"; {report.pending:,} pending" if report.pending else ""
+    if rest and report.final == "post-norm":  # as all servers give it
+        rest += ": hsstore extract does the rest"
     yield f"{report.complete:,} of {report.samples:,} samples complete{rest}"

@@ -7,10 +7,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    Progress = Callable[[int, int], None]
-    """Called with what is done, and with all of it."""
+    from hsstore.tasks import Progress
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import uuid
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -28,10 +27,10 @@ from hsstore.consolidate.sources import open_sources
 from hsstore.create import create_store, layout_for
 from hsstore.errors import InputError, RefusedError
 from hsstore.store import Store
-from hsstore.tasks import Where
+from hsstore.tasks import Where, no_bars
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     import numpy.typing as npt
@@ -39,15 +38,9 @@ if TYPE_CHECKING:
     from hsstore.codec import CodecName
     from hsstore.consolidate.provenance import Recorded
     from hsstore.consolidate.request import Linking, OnConflict, Order
-    from hsstore.consolidate.run import Bars, Progress
     from hsstore.consolidate.sources import Source
     from hsstore.report import Consolidation
-
-
-@contextmanager
-def no_bars(_: str) -> Iterator[Progress]:
-    """Show nothing."""
-    yield lambda _done, _total: None
+    from hsstore.tasks import Bars
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,24 +6,20 @@ once, whatever becomes of the sources meanwhile.
 
 from __future__ import annotations
 
-import os
-import socket
 import uuid
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import ValidationError
 
+from hsstore import run_record
 from hsstore.arrays import SAMPLES_A_CHUNK, ArrayLayout, Arrays
 from hsstore.consolidate.request import Request
 from hsstore.create import Golden
 from hsstore.dtype import bits_dtype, native_dtype
 from hsstore.errors import CorruptStoreError, RefusedError
-from hsstore.files import unsupported
-from hsstore.spec import FINISHED, RunRecord
+from hsstore.spec import FINISHED
 from hsstore.store import Store
 
 if TYPE_CHECKING:
@@ -34,6 +30,7 @@ if TYPE_CHECKING:
 
     from hsstore.consolidate.choose import Samples
     from hsstore.consolidate.sources import Source
+    from hsstore.spec import RunRecord
 
 ENGINE = "hsstore consolidate"
 
@@ -61,23 +58,12 @@ class Recorded:
 def begin_record(request: Request, sources: Sequence[Source], samples: Samples) -> RunRecord:
     """Describe the making of a destination that begins now."""
     taken = np.bincount(samples.source, minlength=len(sources)).tolist()
-    return RunRecord(
-        run=str(uuid.uuid4()),
-        started=_now(),
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        hsstore_version=version("hsstore"),
-        capture_hash=sources[0].store.spec.model.capture_hash,
-        engine=ENGINE,
-        engine_version=version("hsstore"),
-        server_instance="",
-        server_flags={},
-        options={
-            "request": request.model_dump(mode="json"),
-            "sources": [_describe(source, taken[source.number]) for source in sources],
-        },
-        output_warnings=unsupported(),
-    )
+    options = {
+        "request": request.model_dump(mode="json"),
+        "sources": [_describe(source, taken[source.number]) for source in sources],
+    }
+    capture_hash = sources[0].store.spec.model.capture_hash
+    return run_record.begin_record(str(uuid.uuid4()), capture_hash, ENGINE, options)
 
 
 def _describe(source: Source, taken: int) -> dict[str, Any]:
@@ -148,8 +134,7 @@ def open_record(store: Store, record: RunRecord) -> RunRecord:
 
 def end_record(store: Store, record: RunRecord) -> None:
     """Say that the making has ended."""
-    update = {"ended": _now(), "result": FINISHED, "output_warnings": unsupported()}
-    store.record_run(record.model_copy(update=update))
+    store.record_run(run_record.end_record(record, FINISHED))
 
 
 def golden_of(sources: Sequence[Source]) -> tuple[Golden | None, tuple[str, ...]]:
@@ -179,7 +164,3 @@ def _largest_difference(
     a, b = (bits.view(dtype).astype(np.float64) for bits in (one, other))
     size = np.maximum(np.linalg.norm(a, axis=2), np.finfo(np.float64).tiny)
     return float(np.median(np.linalg.norm(b - a, axis=2) / size, axis=0).max())
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -23,8 +23,7 @@ from hsstore.tasks import run_tasks
 from hsstore.verify import VerifyOptions, verify_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from contextlib import AbstractContextManager
+    from collections.abc import Mapping
 
     import numpy.typing as npt
 
@@ -36,12 +35,7 @@ if TYPE_CHECKING:
     from hsstore.consolidate.sources import Source
     from hsstore.consolidate.task import BlockResult
     from hsstore.store import Store
-    from hsstore.tasks import Where
-
-    Progress = Callable[[int, int], None]
-    """Called with what is done, and with all of it."""
-    Bars = Callable[[str], AbstractContextManager[Progress]]
-    """Begins to show something that is counted, such as "blocks"."""
+    from hsstore.tasks import Bars, Where
 
 _NOT_AS_PROMISED = frozenset(
     {

@@ -44,8 +44,7 @@ class Source:
 
     def ids(self, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.bytes_]:
         """Return sample ids as UTF-8, shape (k,)."""
-        packed = np.ascontiguousarray(self.store.plan_array("sample_id"))
-        return packed.view(f"S{packed.shape[1]}").ravel()[samples]
+        return self.store.sample_ids()[samples]
 
 
 def open_sources(paths: Sequence[Path], destination: Path) -> list[Source]:

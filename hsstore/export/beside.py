@@ -35,6 +35,36 @@ VOCABULARY_FILES = {
 }
 
 
+def count_tokens(
+    store: Store,
+    samples: npt.NDArray[np.int64],
+    trainer: str,
+    target: Target | None,
+    draft_vocabulary: int | None,
+) -> npt.NDArray[np.int64]:
+    """Count how often each token is supervised in some samples, if the files beside them need it.
+
+    Before the first sample is written: a target without these tokens is none of theirs.
+
+    Returns
+    -------
+    int64 (vocabulary,)
+        Empty where nobody needs it.
+
+    Raises
+    ------
+    InputError
+        The samples have tokens that the target has not.
+    """
+    if draft_vocabulary is None and trainer != "speculators":
+        return np.zeros(0, np.int64)
+    from hsstore.loaders.vocabulary import supervised_counts  # noqa: PLC0415  # loads torch
+
+    chosen = np.zeros(len(store), np.bool_)
+    chosen[samples] = True
+    return supervised_counts(store, chosen, target.vocabulary if target else MOST_TOKENS)
+
+
 @dataclass(frozen=True, slots=True)
 class Beside:
     """What is known when all samples are written."""
@@ -47,14 +77,14 @@ class Beside:
     fingerprint: str
     target: Target | None
     draft_vocabulary: int | None
+    counts: npt.NDArray[np.int64]
+    """Of `count_tokens`."""
 
     def write(self) -> None:
         """Write all files; those that are there are replaced.
 
         Raises
         ------
-        InputError
-            The store has tokens that the target has not.
         OutputError
         """
         with output_errors(self.directory):
@@ -63,20 +93,12 @@ class Beside:
                 writer(self)
             fsync_directory(self.directory)
 
-    def _counts(self, vocabulary: int) -> npt.NDArray[np.int64]:
-        """Count how often each token is supervised."""
-        from hsstore.loaders.vocabulary import supervised_counts  # noqa: PLC0415  # loads torch
-
-        chosen = np.zeros(len(self.store), np.bool_)
-        chosen[self.samples] = True
-        return supervised_counts(self.store, chosen, vocabulary)
-
     def _write_vocabulary(self) -> None:
-        if self.draft_vocabulary is None or self.target is None:
+        if self.draft_vocabulary is None:
             return
-        from hsstore.loaders.vocabulary import choose_tokens  # noqa: PLC0415
+        from hsstore.loaders.vocabulary import choose_tokens  # noqa: PLC0415  # loads torch
 
-        chosen = choose_tokens(self._counts(self.target.vocabulary), self.draft_vocabulary)
+        chosen = choose_tokens(self.counts, self.draft_vocabulary)
         maps = {"d2t": chosen.d2t.numpy(), "t2d": chosen.t2d.numpy()}
         if self.trainer == "speculators":
             for name, values in maps.items():
@@ -95,9 +117,8 @@ class Beside:
 
     def write_speculators(self) -> None:
         """Write how often tokens are supervised, then the data set."""
-        counts = self._counts(self.target.vocabulary if self.target else MOST_TOKENS)
-        tokens = np.flatnonzero(counts)
-        frequency = dict(zip(tokens.tolist(), counts[tokens].tolist(), strict=True))
+        tokens = np.flatnonzero(self.counts)
+        frequency = dict(zip(tokens.tolist(), self.counts[tokens].tolist(), strict=True))
         write_file(self.directory / "token_freq.pt", frequency)
         write_data_set(self.directory, self.store, self.samples, self.fingerprint)
 

@@ -68,6 +68,7 @@ def write_block(task: BlockTask) -> BlockResult:
     form = FORMATS[task.trainer]
     for row, sample in zip(task.rows, task.samples, strict=True):
         path = task.directory / form.path(row, source.name(sample))
+        touched.add(path.parent)  # also of a whole file: its name may be newer than the last fsync
         with output_errors(path):
             if is_whole(path):
                 result.kept += 1
@@ -77,7 +78,6 @@ def write_block(task: BlockTask) -> BlockResult:
         with output_errors(path):
             make_directory(path.parent)
             result.bytes_written += write_file(path, content, str(error) if error else "")
-        touched.add(path.parent)
         result.written += 1
         result.add_error(error)
     for directory in touched:

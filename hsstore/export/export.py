@@ -8,7 +8,7 @@ are comes last.
 from __future__ import annotations
 
 import os
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -16,46 +16,38 @@ import numpy as np
 
 from hsstore.consolidate.request import hash_ids
 from hsstore.errors import InputError, RefusedError
-from hsstore.export.beside import Beside
+from hsstore.export.beside import Beside, count_tokens
 from hsstore.export.block import BlockResult, BlockTask, close_stores, write_block
-from hsstore.export.choose import Choice, choose, from_ranges, states_hash
+from hsstore.export.choose import Choice, choose, states_hash
 from hsstore.export.record import new_record, owned, read_record, refuse_other, write_record
 from hsstore.export.settings import Told, notes, settings
-from hsstore.export.target import Target
+from hsstore.export.target import read_target
 from hsstore.files import PARTIAL_SUFFIX
 from hsstore.formats import FORMATS
 from hsstore.formats.names import SampleNames
 from hsstore.formats.source import StoreSource
 from hsstore.report import Export, ExportRequest
 from hsstore.store import Store
-from hsstore.tasks import Where, run_tasks
+from hsstore.subset import from_ranges
+from hsstore.tasks import Where, no_bars, run_tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
     from pathlib import Path
 
     import numpy.typing as npt
 
+    from hsstore.export.target import Target
     from hsstore.formats import Format
     from hsstore.report import ExportRecord
     from hsstore.spec import FinalState
+    from hsstore.tasks import Bars
 
-    Progress = Callable[[int, int], None]
-    """Called with what is done, and with all of it."""
-    Bars = Callable[[str], AbstractContextManager[Progress]]
-    """Begins to show something that is counted, such as "samples"."""
+    Int64s = npt.NDArray[np.int64]
 
 Trainer = Literal["specforge", "speculators", "modelopt", "torchspec", "eagle"]
 
 FILE_BYTES = 6144
 """Of each file beside its tensors: names, a header, and half a block of the file system."""
-
-
-@contextmanager
-def no_bars(_: str) -> Iterator[Progress]:
-    """Show nothing."""
-    yield lambda _done, _total: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +82,7 @@ def export_store(path: Path, directory: Path, options: Options, *, bars: Bars = 
     directory = directory.resolve()  # workers of a cluster are in another directory
     if directory.is_relative_to(store.path):
         raise InputError(f"{directory} lies within the store")
-    target = _target(options)
+    target = read_target(options.trainer, options.model, options.draft_vocabulary)
     source = StoreSource(store, FORMATS[options.trainer])
     choice = choose(store, options.split, options.ids)
     request = _request(store, options, target)
@@ -102,26 +94,13 @@ def export_store(path: Path, directory: Path, options: Options, *, bars: Bars = 
         else:
             refuse_other(directory, record.request, request)
             _refuse_other_states(store, directory, record)
-        run = _Run(store, directory, options, record, target)
+        samples = from_ranges(record.samples)
+        counts = count_tokens(store, samples, options.trainer, target, options.draft_vocabulary)
+        if not resumed:
+            write_record(directory, record)
+        run = _Run(store, directory, options, record, target, counts)
         run.write(bars)
     return run.report(choice, resumed=resumed)
-
-
-def _target(options: Options) -> Target | None:
-    if options.draft_vocabulary is None:
-        return Target.read(options.model) if options.model else None
-    if options.trainer == "eagle":
-        raise InputError("--draft-vocab: EAGLE-1 and EAGLE-2 have no draft vocabulary")
-    if options.model is None:
-        raise InputError(
-            "--draft-vocab needs --model DIR: the target's vocabulary is in config.json"
-        )
-    target = Target.read(options.model)
-    if not 1 <= options.draft_vocabulary <= target.vocabulary:
-        raise InputError(
-            f"--draft-vocab {options.draft_vocabulary}: the target has {target.vocabulary} tokens"
-        )
-    return target
 
 
 def _request(store: Store, options: Options, target: Target | None) -> ExportRequest:
@@ -149,10 +128,8 @@ def _begin(
             f"{directory} is not empty, and no export has made it: it has {min(strangers)!r}; name a directory "
             "that does not exist"
         )
-    record = new_record(store, request, final, choice.samples)
     _refuse_no_space(directory, bytes_needed(store, FORMATS[request.trainer], choice.samples))
-    write_record(directory, record)
-    return record
+    return new_record(store, request, final, choice.samples)
 
 
 def _refuse_other_states(store: Store, directory: Path, record: ExportRecord) -> None:
@@ -172,7 +149,7 @@ def _refuse_other_states(store: Store, directory: Path, record: ExportRecord) ->
         )
 
 
-def bytes_needed(store: Store, form: Format, samples: npt.NDArray[np.int64]) -> int:
+def bytes_needed(store: Store, form: Format, samples: Int64s) -> int:
     """Foresee the size of the files of some samples, roughly."""
     sizes = store.spec.geometry
     row = 2 * sizes.hidden if form.name == "eagle" else sizes.row_bytes
@@ -207,6 +184,7 @@ class _Run:
         options: Options,
         record: ExportRecord,
         target: Target | None,
+        counts: Int64s,
     ) -> None:
         self._store = store
         self._directory = directory
@@ -215,6 +193,7 @@ class _Run:
         self._name = SampleNames(store)
         self._record = record
         self._target = target
+        self._counts = counts
         self._samples = from_ranges(record.samples)
         self._sum = BlockResult()
         self._needed = self._free = 0
@@ -277,6 +256,7 @@ class _Run:
             self._record.states_hash,
             self._target,
             self._options.draft_vocabulary,
+            self._counts,
         ).write()
         error = self._sum.norm_error or None
         self._record = self._record.model_copy(update={"finished": True, "norm_error": error})
@@ -284,7 +264,7 @@ class _Run:
 
     def _remove_partials(self) -> None:
         """Remove what a killed run has left; nobody else writes here."""
-        for path in self._directory.rglob(f".*{PARTIAL_SUFFIX}"):
+        for path in self._directory.rglob(f"*{PARTIAL_SUFFIX}"):
             path.unlink(missing_ok=True)
 
     def report(self, choice: Choice, *, resumed: bool) -> Export:

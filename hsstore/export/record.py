@@ -5,16 +5,19 @@ from __future__ import annotations
 import fcntl
 import os
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+import xxhash
 from pydantic import ValidationError
 
+from hsstore.dtype import native_dtype
 from hsstore.errors import InputError, RefusedError
-from hsstore.export.choose import states_hash, to_ranges
+from hsstore.export.choose import states_hash
 from hsstore.files import make_directory, output_errors, write_durably
 from hsstore.report import ExportRecord
+from hsstore.run_record import now
+from hsstore.subset import to_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from hsstore.report import ExportRequest
-    from hsstore.spec import FinalState
+    from hsstore.spec import FinalState, Model
     from hsstore.store import Store
 
 NAME = "hsstore-export.json"
@@ -87,16 +90,22 @@ def write_record(directory: Path, record: ExportRecord) -> None:
         write_durably(directory / NAME, record.model_dump_json(indent=2).encode())
 
 
+def norm_hash(weight: npt.NDArray[np.float32], model: Model) -> str:
+    """Hash the weight of a final norm, (hidden,), as a server has it that rounds to the states' dtype."""
+    return xxhash.xxh3_128_hexdigest(weight.astype(native_dtype(model.dtype)).tobytes())
+
+
 def new_record(
     store: Store, request: ExportRequest, final: FinalState, samples: npt.NDArray[np.int64]
 ) -> ExportRecord:
     """Describe an export that begins now."""
     model = store.spec.model
     return ExportRecord(
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        created=now(),
         created_by=f"hsstore {version('hsstore')}",
         request=request,
         model=model,
+        norm_hash=norm_hash(store.plan_array("norm_weight"), model),
         layer_inputs=tuple(layer + 1 for layer in model.layers),
         final=final,
         samples=to_ranges(samples),

@@ -109,12 +109,13 @@ _SETTINGS: dict[str, Callable[[Told], Iterator[str]]] = {
 
 def notes(told: Told) -> Iterator[str]:
     """Yield what a user may not expect."""
-    if told.norm_error is not None:
+    converted = told.final != told.model.final
+    if converted and told.final == "pre-norm":
         yield (
             "the store has the final state after the norm, and these files want it before: it was divided by "
-            f"the norm's weight; normalised again it differs by {told.norm_error:.2%} at most (2-norm of a row)"
+            f"the norm's weight; normalised again it differs by {told.norm_error or 0:.2%} at most (2-norm of a row)"
         )
-    elif told.final != told.model.final:
+    elif converted:
         yield "the final norm was applied to the final state; a server's own may differ in the last bits"
     if told.splits > 1 and told.trainer != "torchspec":
         yield f"samples of {told.splits} splits are together: --split takes one"

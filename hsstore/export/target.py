@@ -43,6 +43,38 @@ class Target:
         return cls(path.resolve(), vocabulary, _head(path))
 
 
+def read_target(trainer: str, model: Path | None, draft_vocabulary: int | None) -> Target | None:
+    """Read a target's folder, if one is named, and find out whether it has what is asked for.
+
+    Parameters
+    ----------
+    trainer : str
+        The format.
+
+    Raises
+    ------
+    InputError
+        It is no checkpoint, it has not so many tokens, or no index of its weights and none can be made; or
+        there is no folder, or no use, for a draft vocabulary.
+    """
+    if draft_vocabulary is not None and trainer == "eagle":
+        raise InputError("--draft-vocab: EAGLE-1 and EAGLE-2 have no draft vocabulary")
+    if model is None:
+        if draft_vocabulary is not None:
+            raise InputError(
+                "--draft-vocab needs --model DIR: the target's vocabulary is in config.json"
+            )
+        return None
+    target = Target.read(model)
+    if draft_vocabulary is not None and not 1 <= draft_vocabulary <= target.vocabulary:
+        raise InputError(
+            f"--draft-vocab {draft_vocabulary}: the target has {target.vocabulary} tokens"
+        )
+    if trainer == "specforge" and not has_index(target.path):
+        read_tensors(target.path)  # for the index that is made when all samples are written
+    return target
+
+
 def _config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))

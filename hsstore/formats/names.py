@@ -28,6 +28,5 @@ class SampleNames:
         window = self._window  # another thread may replace it meanwhile
         if window[0] != number:
             where = slice(number * WINDOW, (number + 1) * WINDOW)
-            packed = np.ascontiguousarray(self._store.plan_array("sample_id", where))
-            window = self._window = (number, packed.view(f"S{packed.shape[1]}").ravel())
+            window = self._window = (number, self._store.sample_ids(where))
         return bytes(window[1][inside]).decode()

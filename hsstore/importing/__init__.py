@@ -3,6 +3,6 @@
 from hsstore.importing.files import Source, open_source
 from hsstore.importing.plan import dataset_of
 from hsstore.importing.probe import Probe, probe
-from hsstore.importing.run import Bars, import_files
+from hsstore.importing.run import import_files
 
-__all__ = ["Bars", "Probe", "Source", "dataset_of", "import_files", "open_source", "probe"]
+__all__ = ["Probe", "Source", "dataset_of", "import_files", "open_source", "probe"]

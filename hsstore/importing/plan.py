@@ -8,7 +8,7 @@ import xxhash
 
 from hsstore.dataset import TokenizedDataset, TokenizedSample
 from hsstore.errors import InputError
-from hsstore.importing.files import NotTakenError
+from hsstore.importing.files import SUFFIXES, NotTakenError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def dataset_of(source: Source) -> TokenizedDataset:
     """Collect the samples of all files that can be read; the same tokens count once.
 
-    Ids are the files' own, or their names.
+    Ids are the files' own, or their names without the format's suffix.
 
     Raises
     ------
@@ -44,10 +44,13 @@ def _samples(source: Source) -> Iterator[TokenizedSample]:
         key = xxhash.xxh3_64_intdigest(tokens.input_ids.tobytes())
         if key in seen_tokens:
             continue
-        name = file.split(".")[0]
-        sample_id = tokens.sample_id or name
+        sample_id = tokens.sample_id or _name(file, SUFFIXES[source.form.name])
         if sample_id in seen_ids:
-            sample_id = f"{sample_id}@{name}"
+            sample_id = f"{sample_id}@{file}"
         seen_tokens.add(key)
         seen_ids.add(sample_id)
         yield TokenizedSample(sample_id, tokens.input_ids, tokens.loss_mask)
+
+
+def _name(file: str, suffixes: tuple[str, ...]) -> str:
+    return next(file.removesuffix(one) for one in suffixes if file.endswith(one))

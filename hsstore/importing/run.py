@@ -6,30 +6,25 @@ command goes on where one was stopped.
 
 from __future__ import annotations
 
-import os
-import socket
 import uuid
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
-from datetime import UTC, datetime
+from contextlib import contextmanager, suppress
 from functools import partial
-from importlib.metadata import version
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from hsstore.claims import Claims
-from hsstore.digest import payload_digest
-from hsstore.errors import HsstoreError
-from hsstore.export.choose import to_ranges
-from hsstore.files import unsupported
+from hsstore.errors import HsstoreError, OutputError
 from hsstore.formats.names import SampleNames
 from hsstore.importing.files import NotTakenError
 from hsstore.importing.matching import TokenIndex
 from hsstore.importing.states import StateReader
 from hsstore.report import Import, LeftFile, LeftKind, TakenSample
-from hsstore.spec import FINISHED, INTERRUPTED, RunRecord
+from hsstore.run_record import begin_record, end_record
+from hsstore.spec import BROKEN, FINISHED, INTERRUPTED
+from hsstore.subset import to_ranges
+from hsstore.tasks import no_bars
 from hsstore.writer import BlockWriter
 
 if TYPE_CHECKING:
@@ -37,20 +32,13 @@ if TYPE_CHECKING:
 
     from hsstore.importing.files import Source
     from hsstore.layout import Block
+    from hsstore.sample import Completion
+    from hsstore.spec import RunRecord
     from hsstore.store import Store
+    from hsstore.tasks import Bars
 
-Progress = Callable[[int, int], None]
-"""Called with what is done, and with all of it."""
-Bars = Callable[[str], AbstractContextManager[Progress]]
-"""Begins to show something that is counted, such as "files"."""
 ENGINE = "import"
 """In the store's record of the run: no server has made these states."""
-
-
-@contextmanager
-def no_bars(_: str) -> Iterator[Progress]:
-    """Show nothing."""
-    yield lambda _done, _total: None
 
 
 def import_files(
@@ -143,13 +131,14 @@ class _Run:
             is_named = tokens.sample_id == self._name(sample)
             self._candidates.setdefault(sample, []).append(Candidate(file, cut, is_named))
         if not pending:
-            self._refuse_done(samples[0])
+            raise self._done(samples[0], self._before, samples[0])
 
-    def _refuse_done(self, sample: int) -> None:
-        if self._before.complete[sample]:
-            raise NotTakenError(LeftKind.COMPLETE, "its sample is in the store already", sample)
-        label = self._store.spec.failure_label(int(self._before.failed[sample]))
-        raise NotTakenError(LeftKind.FAILED, f"its sample failed: {label}", sample)
+    def _done(self, sample: int, state: Completion, at: int) -> NotTakenError:
+        """Say why the files of a sample are not wanted, whose state is at this place."""
+        if state.complete[at]:
+            return NotTakenError(LeftKind.COMPLETE, "its sample is in the store already", sample)
+        label = self._store.spec.failure_label(int(state.failed[at]))
+        return NotTakenError(LeftKind.FAILED, f"its sample failed: {label}", sample)
 
     def _leave(self, file: str, why: NotTakenError, sample: int | None = None) -> None:
         place = why.sample if sample is None else sample
@@ -178,39 +167,30 @@ class _Run:
     def _recorded(self) -> Iterator[None]:
         record = self._record()
         self._store.record_run(record)
-        result = INTERRUPTED
+        result = BROKEN
         try:
             yield
             result = FINISHED
+        except KeyboardInterrupt:
+            result = INTERRUPTED
+            raise
         except HsstoreError as error:
             result = str(error)
             raise
         finally:
-            ended = {"ended": _now(), "result": result, "output_warnings": unsupported()}
-            self._store.record_run(record.model_copy(update=ended))
+            with suppress(OutputError):  # the disk has said so already
+                self._store.record_run(end_record(record, result))
 
     def _record(self) -> RunRecord:
         source = self._source
-        return RunRecord(
-            run=self._id,
-            started=_now(),
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            hsstore_version=version("hsstore"),
-            capture_hash=self._store.spec.model.capture_hash,
-            engine=ENGINE,
-            engine_version=version("hsstore"),
-            server_instance="",
-            server_flags={},
-            options={
-                "source": str(source.root.resolve()),
-                "format": source.form.name,
-                "layers": list(source.layers),
-                "final": source.hints.final,
-                "apply_norm": self._apply_norm,
-            },
-            output_warnings=unsupported(),
-        )
+        options = {
+            "source": str(source.root.resolve()),
+            "format": source.form.name,
+            "layers": list(source.layers),
+            "final": source.hints.final,
+            "apply_norm": self._apply_norm,
+        }
+        return begin_record(self._id, self._store.spec.model.capture_hash, ENGINE, options)
 
     def _take_block(self, block: Block, claims: Claims, encoders: ThreadPoolExecutor) -> None:
         # Again, now that the span is ours: another run may have been there.
@@ -224,9 +204,13 @@ class _Run:
         try:
             kept = (block.samples.start + np.flatnonzero(state.complete)).tolist()
             writer.copy(kept, store.payload, store.length[kept].tolist())
-            for sample in (block.samples.start + np.flatnonzero(state.pending)).tolist():
-                if sample in self._candidates:
+            for at, sample in enumerate(block.samples):
+                if sample not in self._candidates:
+                    continue
+                if state.pending[at]:
                     taken += self._append(sample, writer)
+                else:
+                    self._leave_all(sample, self._done(sample, state, at))
             if taken:
                 store.commit(writer, {}, partial(claims.check, block.span))
                 self._taken += taken
@@ -236,6 +220,10 @@ class _Run:
         if not taken:
             writer.discard()
 
+    def _leave_all(self, sample: int, why: NotTakenError) -> None:
+        for file, _, _ in self._candidates[sample]:
+            self._leave(file, why)
+
     def _append(self, sample: int, writer: BlockWriter) -> list[TakenSample]:
         """Take the first good file of a sample; compare the others with it."""
         sample_id, rows = self._name(sample), int(self._store.length[sample])
@@ -244,11 +232,10 @@ class _Run:
         named_first = sorted(self._candidates[sample], key=lambda one: not one.is_named)
         for file, cut, _ in named_first:
             try:
-                bits = self._reader.read(file, rows)
+                bits, digest = self._reader.read(file, rows)
             except NotTakenError as error:
                 self._leave(file, error, sample)
                 continue
-            digest = payload_digest(bits)
             if taken:
                 self._leave(file, _again(taken[0].file, same=digest == first), sample)
                 continue
@@ -288,18 +275,25 @@ class _Run:
             yield f"{cut:,} files went on behind their sample with padding, which was cut off"
         if self._masks_differ:
             yield f"{self._masks_differ:,} files have another loss mask than the plan, which counts"
+        if self._taken and self._made_up:
+            yield (
+                "the final states are not the model's: the export has made them up of those after the norm, and "
+                "the size of their rows is lost"
+            )
         if self._taken:
             yield (
                 "that the states are of this model and of these layers was only said: hsstore verify --semantic, "
                 "or --against a server, proves it"
             )
 
+    @property
+    def _made_up(self) -> bool:
+        """Whether final states before the norm go into the store that an export made of those after it."""
+        record, final = self._source.record, self._store.spec.model.final
+        return final == "pre-norm" and record is not None and record.model.final == "post-norm"
+
 
 def _again(file: str, *, same: bool) -> NotTakenError:
     if same:
         return NotTakenError(LeftKind.DUPLICATE, f"the same as {file}")
     return NotTakenError(LeftKind.CONFLICT, f"the tokens of {file}, and other states")
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hsstore.digest import PayloadHasher
 from hsstore.formats.norm import apply_norm
 from hsstore.importing.files import NotTakenError
 from hsstore.plausible import find_state_fault
@@ -34,8 +35,14 @@ class StateReader:
         self._apply_norm = apply_norm
         self._weight: npt.NDArray[np.float32] = store.plan_array("norm_weight")
 
-    def read(self, file: str, rows: int) -> npt.NDArray[Any]:
-        """Return raw bits of the first rows, (rows, slots, hidden), in memory of their own.
+    def read(self, file: str, rows: int) -> tuple[npt.NDArray[Any], int]:
+        """Return the states of the first rows, which may be mapped from the file, and their digest.
+
+        Returns
+        -------
+        bits : uint16 or uint32 (rows, slots, hidden)
+        digest : int
+            Their `payload_digest`.
 
         Raises
         ------
@@ -48,17 +55,17 @@ class StateReader:
         if sample.states.dtype.name != model.dtype:
             detail = f"states are {sample.states.dtype.name}, the store's {model.dtype}"
             raise NotTakenError(LeftKind.DTYPE, detail)
-        states = np.array(sample.states[:rows], order="C")
-        self._bring_final(sample, states)
-        bits = states.view(self._store.bits)
-        if fault := find_state_fault(bits, rows, model):
+        states = self._with_final(sample, np.ascontiguousarray(sample.states[:rows]))
+        bits, hasher = states.view(self._store.bits), PayloadHasher()
+        if fault := find_state_fault(bits, rows, model, hasher):
             raise NotTakenError(LeftKind.VALUES, fault.message)
-        return bits
+        return bits, hasher.digest()
 
-    def _bring_final(self, sample: ForeignSample, states: npt.NDArray[Any]) -> None:
+    def _with_final(self, sample: ForeignSample, states: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return states with the store's kind of final state; a copy, if it is another."""
         model = self._store.spec.model
         if sample.final == model.final:
-            return
+            return states
         if sample.final != "pre-norm" or model.final != "post-norm":
             detail = f"holds the {sample.final} state, the store the {model.final} one"
             raise NotTakenError(LeftKind.FINAL, detail)
@@ -67,4 +74,6 @@ class StateReader:
                 "holds the state before the norm, the store the one after it: --apply-norm converts"
             )
             raise NotTakenError(LeftKind.FINAL, detail)
-        states[:, -1] = apply_norm(states[:, -1], model.norm, self._weight)
+        out = states.copy()
+        out[:, -1] = apply_norm(states[:, -1], model.norm, self._weight)
+        return out

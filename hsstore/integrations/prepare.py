@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from hsstore.errors import InputError
-from hsstore.export.beside import Beside
-from hsstore.export.choose import from_ranges, states_hash, to_ranges
+from hsstore.export.beside import Beside, count_tokens
+from hsstore.export.choose import states_hash
 from hsstore.export.settings import Told, settings
-from hsstore.export.target import Target
+from hsstore.export.target import read_target
 from hsstore.files import make_directory, output_errors, write_durably
 from hsstore.integrations.command import end_with
 from hsstore.integrations.samples import ExportedSamples
 from hsstore.spec import Record
+from hsstore.subset import from_ranges, to_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,22 +75,22 @@ def prepare(
     Raises
     ------
     InputError
-        There is no such store, split or model, no complete sample, or the directory is not empty.
+        There is no such store, split or model, no complete sample, the model has not these tokens or not so
+        many, or the directory is not empty.
     RefusedError
         The store has not what the format needs.
     OutputError
     """
     samples = ExportedSamples.of(path, form, split=split)
-    target = Target.read(model) if model else None
-    if draft_vocabulary is not None and target is None:
-        raise InputError("--draft-vocab needs --model: the target's vocabulary is in config.json")
+    store, final = samples.open(), samples.source().final
+    target = read_target(form, model, draft_vocabulary)
+    counts = count_tokens(store, samples.samples, form, target, draft_vocabulary)
     with output_errors(directory):
         make_directory(directory)
         if strangers := sorted(file.name for file in directory.iterdir()):
             raise InputError(
                 f"{directory} is not empty: it has {strangers[0]!r}; name a directory that does not exist"
             )
-    store, final = samples.open(), samples.source().final
     Beside(
         directory,
         store,
@@ -99,6 +100,7 @@ def prepare(
         states_hash(store, samples.samples),
         target,
         draft_vocabulary,
+        counts,
     ).write()
     _write_note(directory, samples)
     told = Told(directory, form, store.spec.model, final, target, draft_vocabulary, 1, None)

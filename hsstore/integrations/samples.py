@@ -16,8 +16,9 @@ from hsstore.errors import InputError
 from hsstore.formats import FORMATS
 from hsstore.formats.source import StoreSource
 from hsstore.loaders.reading import OPEN_STORES, open_once
-from hsstore.loaders.selection import completeness, of_split
+from hsstore.loaders.selection import completeness
 from hsstore.store import Store
+from hsstore.subset import of_split
 
 if TYPE_CHECKING:
     import numpy.typing as npt

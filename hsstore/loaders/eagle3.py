@@ -11,9 +11,10 @@ from torch.utils.data import Dataset
 from typing_extensions import override
 
 from hsstore.loaders.alignment import Widths, assemble
-from hsstore.loaders.selection import aux_slots, completeness, of_split
+from hsstore.loaders.selection import aux_slots, completeness
 from hsstore.loaders.tensors import read_states
 from hsstore.store import Store
+from hsstore.subset import of_split
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

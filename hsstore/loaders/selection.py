@@ -43,22 +43,6 @@ def aux_slots(store: Store, layers: Sequence[int] | None) -> list[int]:
     return [model.layers.index(layer) for layer in layers]
 
 
-def of_split(store: Store, split: str | None) -> Bools:
-    """Return which samples are of a split, shape (n,); all, if none is named.
-
-    Raises
-    ------
-    InputError
-        There is no such split.
-    """
-    if split is None:
-        return np.ones(len(store), np.bool_)
-    names = store.spec.dataset.split_names
-    if split not in names:
-        raise InputError(f"{store.path}: no split {split!r}; there are {list(names)}")
-    return np.asarray(store.plan_array("split") == names.index(split))
-
-
 def completeness(store: Store) -> tuple[Bools, Bools]:
     """Return which samples are complete, and which failed, fresh; both of shape (n,)."""
     span_samples = store.spec.layout.span_samples

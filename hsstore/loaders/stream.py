@@ -21,12 +21,12 @@ from hsstore.loaders.selection import (
     completeness,
     decode_samples,
     encode_samples,
-    of_split,
 )
 from hsstore.loaders.state import StreamState, check_state
 from hsstore.loaders.table import Table
 from hsstore.loaders.tensors import torch_dtype
 from hsstore.store import Store
+from hsstore.subset import of_split
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from hsstore.errors import InputError
-from hsstore.loaders.selection import completeness, of_split
+from hsstore.loaders.selection import completeness
 from hsstore.store import Store
+from hsstore.subset import of_split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -32,6 +32,8 @@ class ExportRecord(Record):
     request: ExportRequest
     model: Model
     """As the store has it; `layers` are outputs of 0-based decoder layers."""
+    norm_hash: str
+    """XXH3-128 over the weight of the model's final norm, in the dtype of the states."""
     layer_inputs: tuple[int, ...]
     """The same layers as speculators, vLLM and EAGLE count them: what goes into decoder layer k."""
     final: FinalState

@@ -39,7 +39,7 @@ class LeftKind(StrEnum):
 
     @property
     def is_bad(self) -> bool:
-        """Whether somebody should look at such a file: there is no other one for its sample."""
+        """Whether somebody should look at such a file, if there is no other one for its sample."""
         return self not in {LeftKind.CONFLICT, LeftKind.DUPLICATE, LeftKind.COMPLETE}
 
 
@@ -99,4 +99,5 @@ class Import(Record):
     @property
     def ok(self) -> bool:
         """Whether every file was of use, or another one for its sample was."""
-        return not any(one.kind.is_bad for one in self.left)
+        taken = {one.sample for one in self.taken}
+        return not any(one.kind.is_bad and one.sample not in taken for one in self.left)

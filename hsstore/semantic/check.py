@@ -25,7 +25,7 @@ from hsstore.semantic.report import Found, make_report
 from hsstore.tasks import Where, run_tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     import numpy.typing as npt
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from hsstore.semantic.judge import Judgement
     from hsstore.semantic.limits import Limits
     from hsstore.semantic.measure import Measures
-
-    Progress = Callable[[int, int], None]
+    from hsstore.tasks import Progress
 
 LEARNED_SAMPLES = 512
 """Chosen by seed, to learn from and to set limits; all, where there are no more."""

@@ -5,7 +5,7 @@ A task can be pickled, and its worker needs only the files of the store.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,35 +60,35 @@ class BlockTask:
     """Which samples are looked at; None where all are, and the shards as wholes too."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class BlockResult:
     """What was found in one block."""
 
-    findings: list[Finding] = field(default_factory=list)
-    checked: int = 0
-    tokens_checked: int = 0
-    norms: npt.NDArray[np.int64] = field(default_factory=lambda: norm_histogram([], 0))
+    findings: list[Finding]
+    checked: int
+    tokens_checked: int
+    norms: npt.NDArray[np.int64]
     """See `norm_histogram`."""
 
 
 def check_block(task: BlockTask) -> BlockResult:
     """Check samples of a block against their completion bits and their digests."""
     reader = StatesReader(task.root, task.layout, task.dtype, task.codec)
-    result = BlockResult()
+    findings: list[Finding] = []
+    checked: list[int] = []
     chosen = (
         range(len(task.length)) if task.chosen is None else np.flatnonzero(task.chosen).tolist()
     )
     for index in chosen:
         if task.completion.complete[index]:
-            result.findings += _check_complete(task, reader, index)
-            result.checked += 1
-            result.tokens_checked += int(task.length[index])
+            findings += _check_complete(task, reader, index)
+            checked.append(index)
         else:
-            result.findings += _check_incomplete(task, reader, index)
+            findings += _check_incomplete(task, reader, index)
     if task.chosen is None:
-        result.findings += _check_shards(task, reader, is_used=bool(result.checked))
-    result.norms = norm_histogram(reader.mean_squares, task.layout.geometry.slots)
-    return result
+        findings += _check_shards(task, reader, is_used=bool(checked))
+    norms = norm_histogram(reader.mean_squares, task.layout.geometry.slots)
+    return BlockResult(findings, len(checked), int(task.length[checked].sum()), norms)
 
 
 def _check_complete(task: BlockTask, reader: StatesReader, index: int) -> Iterator[Finding]:

@@ -9,14 +9,14 @@ import numpy as np
 import xxhash
 
 from hsstore.codec import ChunkCodec
-from hsstore.dtype import bits_dtype, nan_bits
+from hsstore.dtype import bits_dtype, is_finite, nan_bits
 from hsstore.errors import CorruptStoreError
 from hsstore.report import BadKind
 from hsstore.shard import shard_path
 from hsstore.shard.ranges import Read
 from hsstore.shard.reader import ShardReader
 from hsstore.verify.finding import Finding
-from hsstore.verify.values import Values, is_finite
+from hsstore.verify.values import Values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -147,18 +147,6 @@ def norm_histogram(
     return np.bincount(bins.ravel(), minlength=slots * NORM_BINS).reshape(slots, NORM_BINS)
 
 
-def is_finite(part: npt.NDArray[Any], dtype: DTypeName) -> bool:
-    """Say whether all values of raw bits, of any shape, are finite; without temporary memory.
-
-    As signed numbers positive values come in the order of their magnitude; as unsigned ones negative
-    values do, and above them.
-    """
-    infinity = infinity_bits(dtype)
-    sign = 1 << (8 * part.itemsize - 1)
-    positive, negative = part.view(f"<i{part.itemsize}").max(), part.max()
-    return bool(positive < infinity and negative < sign + infinity)
-
-
 def as_float32(bits: npt.NDArray[Any], dtype: DTypeName) -> npt.NDArray[np.float32]:
     """Return the values of raw bits as a float32 copy, of the same shape."""
     if dtype == "bfloat16":

@@ -28,16 +28,14 @@ from hsstore.verify.report import Found, report
 from hsstore.verify.values import NORM_BINS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     import numpy.typing as npt
 
     from hsstore.report import Verification
+    from hsstore.tasks import Progress
     from hsstore.verify.completion import SpanState
     from hsstore.verify.sampling import SampleChoice
-
-    Progress = Callable[[int, int], None]
-    """Called with the blocks that are done, and with all."""
 
 
 @dataclass(frozen=True, slots=True)

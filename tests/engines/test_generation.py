@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from aiohttp.test_utils import TestClient, TestServer
 
+from extraction.engines import decoding
 from extraction.engines.generation import GenerateRequest, Generator, make_generator
 from extraction.engines.http_server import make_app
+from extraction.engines.in_flight import InFlight
 from extraction.engines.sampling import Sampling
 from extraction.engines.transformers_model import TransformersEngine
 
@@ -34,8 +39,13 @@ def engine(tiny_llama: Path) -> TransformersEngine:
 
 
 @pytest.fixture
-def generator(engine: TransformersEngine) -> Iterator[Generator]:
-    one = make_generator(engine, threads=1)
+def in_flight() -> InFlight:
+    return InFlight()
+
+
+@pytest.fixture
+def generator(engine: TransformersEngine, in_flight: InFlight) -> Iterator[Generator]:
+    one = make_generator(engine, in_flight, threads=1)
     assert one is not None
     yield one
     one.close()
@@ -110,10 +120,38 @@ def test_what_is_captured_beside_a_generation_is_the_same_bit_for_bit(
     assert all(np.array_equal(one, other) for one, other in zip(alone, beside, strict=True))
 
 
-def test_an_aborted_request_ends_at_its_next_token(generator: Generator) -> None:
+def test_a_long_sequence_that_has_left_takes_no_room_from_the_others(
+    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token_bytes = 6 * 2 * 2 * 16 * 4  # layers, keys and values, heads, width, float32
+    monkeypatch.setattr(decoding, "CACHE_BYTES", 2048 * token_bytes)
+    prompts = [prompt for prompt in PROMPTS[1:] if len(prompt) < 100]
+    decoder = engine.decoder()
+    decoder.add(PROMPTS[0], Sampling(900))
+    answers = [[decoder.add(prompts[0], Sampling(30))]]
+    assert not decoder.has_room(128)
+    answers[0].append(decoder.step()[1])
+
+    decoder.remove(0)
+    while decoder.has_room(128):
+        answers.append([decoder.add(prompts[len(answers)], Sampling(30))])
+    for _ in range(4):
+        for answer, token in zip(answers, decoder.step(), strict=True):
+            answer.append(token)
+
+    assert len(answers) == 2048 // 128
+    held = [half.nbytes for pair in decoder._cache._held for half in pair]
+    assert sum(held) <= decoding.CACHE_BYTES
+    for prompt, answer in zip(prompts, answers, strict=False):
+        assert answer == _plain(engine, prompt, len(answer))
+
+
+def test_an_aborted_request_ends_at_its_next_token(
+    generator: Generator, in_flight: InFlight
+) -> None:
     (future,) = generator.submit([GenerateRequest("long", PROMPTS[0], Sampling(900))])
 
-    generator.abort("long")
+    in_flight.abort("long")
 
     answer = future.result()
     assert answer.aborted
@@ -156,4 +194,51 @@ def test_a_model_with_windows_does_not_generate(
         engine._model.config, "layer_types", ["sliding_attention"] * 6, raising=False
     )
 
-    assert make_generator(engine, threads=1) is None
+    assert make_generator(engine, InFlight(), threads=1) is None
+
+
+@pytest.mark.parametrize(
+    ("rope", "generates"),
+    [
+        ({"rope_type": "linear", "factor": 2.0}, True),
+        ({"rope_type": "dynamic", "factor": 2.0}, False),
+        (
+            {
+                "rope_type": "longrope",
+                "short_factor": [1.0] * 8,
+                "long_factor": [2.0] * 8,
+                "original_max_position_embeddings": 512,
+            },
+            False,
+        ),
+    ],
+)
+def test_a_model_whose_frequencies_depend_on_the_length_does_not_generate(
+    tiny_llama: Path, tmp_path: Path, rope: dict[str, Any], *, generates: bool
+) -> None:
+    shutil.copytree(tiny_llama, tmp_path / "copy")
+    path = tmp_path / "copy/config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"rope_parameters": {"rope_theta": 1e4, **rope}}))
+    engine = TransformersEngine(tmp_path / "copy", layers=(0,), dtype="float32")
+
+    assert (make_generator(engine, InFlight(), threads=1) is not None) == generates
+
+
+@pytest.mark.parametrize(("scaling", "generates"), [(1.0, True), (8.0, False)])
+def test_a_model_that_scales_what_its_head_says_does_not_generate(
+    tmp_path: Path, scaling: float, *, generates: bool
+) -> None:
+    config = transformers.GraniteConfig(
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=64,
+        logits_scaling=scaling,
+    )
+    transformers.GraniteForCausalLM(config).save_pretrained(tmp_path)
+    engine = TransformersEngine(tmp_path, layers=(0,), dtype="float32")
+
+    assert (make_generator(engine, InFlight(), threads=1) is not None) == generates

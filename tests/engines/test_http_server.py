@@ -23,7 +23,7 @@ async def _until(condition: Callable[[], object]) -> None:
 
 
 async def _begun(served: Any, rid: object) -> None:
-    await _until(lambda: str(rid) in served.worker._in_flight)
+    await _until(lambda: str(rid) in served.worker.in_flight)
 
 
 async def test_a_request_becomes_a_dump_and_an_answer_as_sglang_gives(served: Any) -> None:
@@ -173,7 +173,7 @@ async def test_a_client_that_hangs_up_has_aborted(served: Any) -> None:
     await _begun(served, "gone")
 
     gone.cancel()
-    await _until(lambda: "gone" not in served.worker._in_flight)
+    await _until(lambda: "gone" not in served.worker.in_flight)
 
     served.engine.go.set()
     await first

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -17,7 +19,9 @@ from safetensors.torch import load_file
 
 from hsstore.errors import InputError, RefusedError
 from hsstore.export import Options, export_store
+from hsstore.export.settings import Told, notes
 from hsstore.formats.norm import apply_norm
+from hsstore.integrations.prepare import prepare
 from hsstore.loaders.tensors import bits_of, read_states
 from hsstore.loaders.vocabulary import draft_vocabulary
 from hsstore.report import ExportRecord
@@ -134,8 +138,9 @@ def test_speculators_get_a_state_from_before_the_norm_and_a_data_set_beside(
         content = load_file(out / f"hidden_states/hs_{row}.safetensors")
         assert torch.equal(content["token_ids"], ids)
         assert torch.equal(content["hidden_states"][:, :-1].flatten(1), aux)
-        # What the trainer makes of it is what the store has, as far as is said.
-        again = apply_norm(content["hidden_states"][:, -1].float().numpy(), NORM, WEIGHT)
+        # What the trainer makes of it, in the dtype of the states, is what the store has, as far as is said.
+        given = bits_of(content["hidden_states"][:, -1].contiguous()).view(ml_dtypes.bfloat16)
+        again = apply_norm(given, NORM, WEIGHT).astype(np.float32)
         exact = last.float().numpy()
         error = max(
             error,
@@ -145,8 +150,8 @@ def test_speculators_get_a_state_from_before_the_norm_and_a_data_set_beside(
         assert table["loss_mask"][row].as_py() == mask_of(store, sample).tolist()
         assert table["seq_len"][row].as_py() == len(ids)
         counts.update(ids[mask_of(store, sample).bool()].tolist())
-    assert report.norm_error is not None
-    assert 0 < error <= report.norm_error + 2**-8 < 0.02
+    assert report.norm_error == pytest.approx(error)
+    assert 0 < error < 0.02
     assert json.loads((out / "state.json").read_text())["_format_type"] == "torch"
     assert torch.load(out / "token_freq.pt", weights_only=True) == dict(counts)
     assert any("normalised again it differs by" in note for note in report.notes)
@@ -231,6 +236,42 @@ def test_a_draft_vocabulary_needs_the_target_and_fits_into_it(
         with pytest.raises(InputError, match=message):
             export_store(store.path, directory / "out", options)
     assert not (directory / "out").exists()
+    for size in (0, 301):  # also of what is prepared for training on the store itself
+        with pytest.raises(InputError, match=f"--draft-vocab {size}: the target has 300 tokens"):
+            prepare(
+                store.path,
+                directory / "out",
+                "speculators",
+                draft_vocabulary=size,
+                model=checkpoint,
+            )
+    assert not (directory / "out").exists()
+
+
+def test_a_target_that_cannot_be_the_samples_own_is_refused_before_the_first_one_is_written(
+    store: Store, directory: Path, checkpoint: Path
+) -> None:
+    small = make_checkpoint(directory / "small")
+    config = json.loads((small / "config.json").read_text())
+    (small / "config.json").write_text(json.dumps(config | {"vocab_size": 100}))
+    bare = directory / "bare"
+    bare.mkdir()
+    shutil.copy(checkpoint / "config.json", bare)
+
+    with pytest.raises(InputError, match="no safetensors files"):
+        export_store(store.path, directory / "a", Options("specforge", model=bare))
+    for options in (
+        Options("speculators", model=small),
+        Options("modelopt", model=small, draft_vocabulary=4),
+    ):
+        with pytest.raises(
+            InputError, match=r"it has tokens \d+ to \d+, but the target model has 100"
+        ):
+            export_store(store.path, directory / "b", options)
+
+    assert not (directory / "a").exists()
+    assert list((directory / "b").iterdir()) == []  # another command may use it
+    assert export_store(store.path, directory / "b", Options("modelopt", model=small)).written
 
 
 def test_a_target_without_an_index_gets_a_folder_with_one(
@@ -288,6 +329,16 @@ def test_a_store_of_states_before_the_norm_gives_both_kinds(directory: Path) -> 
     assert load(directory / "m/samples/000000004.pt")["hidden_states_prenorm"] is True
     about = json.loads((directory / "t/dataset.json").read_text())
     assert about["last_hidden_states_prenorm"] is True
+
+
+def test_final_states_that_were_made_up_are_said_to_be_also_where_the_norm_gives_them_back(
+    directory: Path,
+) -> None:
+    told = Told(directory, "speculators", make_model(), "pre-norm", None, None, 1, None)
+
+    assert ["normalised again it differs by 0.00% at most" in note for note in notes(told)] == [
+        True
+    ]
 
 
 def test_what_a_format_cannot_do_without_is_refused_before_anything_is_written(

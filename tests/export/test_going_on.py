@@ -120,13 +120,35 @@ def test_a_finished_export_is_left_as_it_is_and_tells_the_same(
     assert (again.norm_error, again.settings) == (first.norm_error, first.settings)
 
 
-def test_what_is_completed_later_is_not_mixed_in_and_said(directory: Path) -> None:
+def test_names_that_a_killed_run_has_given_are_made_durable_by_the_next_one(
+    store: Store, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, synced, fsync = directory / "out", set(), os.fsync
+
+    def remember(descriptor: int) -> None:
+        synced.add(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        fsync(descriptor)
+
+    export_store(store.path, out, Options("modelopt"))
+    (out / f"hsstore-export.json.{'0' * 32}.partial").write_text("{")
+    monkeypatch.setattr(os, "fsync", remember)
+    again = export_store(store.path, out, Options("modelopt"))
+
+    assert again.kept == len(LENGTHS)
+    assert str(out / "samples") in synced
+    assert not list(out.rglob("*.partial"))
+
+
+def test_what_is_completed_later_is_not_mixed_in_and_said(
+    directory: Path, checkpoint: Path
+) -> None:
     store = make_filled(directory / "s.zarr", pending={3, 12})
-    first = export_store(store.path, directory / "out", Options("specforge"))
+    options = Options("specforge", draft_vocabulary=20, model=checkpoint)
+    first = export_store(store.path, directory / "out", options)
     before = tree(directory / "out")
     commit_states(store, {12: states_of(store, 12)})
 
-    again = export_store(store.path, directory / "out", Options("specforge"))
+    again = export_store(store.path, directory / "out", options)
 
     assert tree(directory / "out") == before
     assert (first.left_out_pending, again.left_out_pending) == (2, 1)

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 
+from extraction.announced import announced_for
 from hsstore.claims import Claims
+from hsstore.errors import InputError
 from hsstore.store import Store
 from tests.export.given import (
+    HIDDEN,
+    LAYERS,
     LAYERS_GIVEN,
     SMALL_GIVEN,
+    WEIGHT,
     make_empty,
     run,
     without_record,
 )
 
 if TYPE_CHECKING:
+    from extraction.announced import Announced
     from tests.export.given import Library
 
 
@@ -137,8 +146,6 @@ def test_eagle_files_fill_a_store_of_final_states_alone(
 def test_home_made_files_need_the_training_data_where_they_have_no_mask(
     library: Library, directory: Path, checkpoint: Path
 ) -> None:
-    import json  # noqa: PLC0415
-
     store = library.store()
     (directory / "seed").mkdir()
     data = directory / "data.jsonl"
@@ -175,8 +182,6 @@ def test_home_made_files_need_the_training_data_where_they_have_no_mask(
 def test_a_new_store_needs_a_model_and_one_with_a_norm_that_can_be_read(
     library: Library, directory: Path, checkpoint: Path
 ) -> None:
-    import json  # noqa: PLC0415
-
     files = library.copy("specforge", directory / "out")
     gemma = Path(shutil.copytree(checkpoint, directory / "gemma"))
     config = json.loads((gemma / "config.json").read_text())
@@ -188,7 +193,7 @@ def test_a_new_store_needs_a_model_and_one_with_a_norm_that_can_be_read(
 
     for options, message in (
         ((), "does not exist: to create it give --model DIR, or --server URL"),
-        (("--model", gemma), "Gemma's norm multiplies by 1 + weight; start the server"),
+        (("--model", gemma), "norms of gemma3 models multiply by 1 + weight, or may; start"),
         (("--model", plain), "no 'rms_norm_eps' there; start the server"),
         (("--model", directory), "is not a checkpoint: it has no config.json"),
     ):
@@ -197,6 +202,84 @@ def test_a_new_store_needs_a_model_and_one_with_a_norm_that_can_be_read(
         assert message in result.output
     gone = run(*command, "--server", f"http://127.0.0.1:1={directory / 'spool'}")
     assert gone.exit_code == 75
+    assert not (directory / "b.zarr").exists()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        *(
+            {"model_type": kind}
+            for kind in (
+                "gemma3_text",
+                "recurrent_gemma",
+                "vaultgemma",
+                "qwen3_next",
+                "qwen3_5_text",
+                "qwen3_5_moe_text",
+                "qwen4_exp_text",
+                "minimax_m3_vl_text",
+                "muse_glimmer_text",
+                "muse_spark_text",
+                "nemotron",
+                "step3p5",
+                "step3p7",
+                "gigachat3_5",
+                "interns2_mobius_text",
+            )
+        ),
+        {"model_type": "qwen3_5", "text_config": {"hidden_size": HIDDEN}},
+    ],
+)
+def test_a_norm_that_multiplies_by_one_plus_its_weight_is_left_to_a_server(
+    config: dict[str, object], checkpoint: Path, directory: Path
+) -> None:
+    model = Path(shutil.copytree(checkpoint, directory / "model"))
+    plain = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(plain | config))
+
+    with pytest.raises(InputError, match=r"multiply by 1 \+ weight, or may; start the server"):
+        _announced(model)
+
+
+def test_a_layer_norm_is_left_to_a_server_and_the_like_of_llamas_is_read(
+    checkpoint: Path, directory: Path
+) -> None:
+    model = Path(shutil.copytree(checkpoint, directory / "model"))
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"model_type": "nemotron-nas"}))
+    read = _announced(model)
+    tensors = load_file(model / "model.safetensors")
+    tensors["model.norm.bias"] = np.ones(HIDDEN, np.float32)
+    save_file(tensors, model / "model.safetensors")
+
+    assert read.norm_weight.tolist() == WEIGHT.tolist()
+    with pytest.raises(
+        InputError, match=r"model\.norm\.weight comes with a bias; start the server"
+    ):
+        _announced(model)
+
+
+def _announced(model: Path) -> Announced:
+    return announced_for(
+        model, layers=LAYERS, final="post-norm", dtype="bfloat16", compute_dtype="bfloat16"
+    )
+
+
+def test_an_export_gives_its_server_to_no_other_model_of_the_same_shape(
+    library: Library, directory: Path, checkpoint: Path
+) -> None:
+    files = library.copy("specforge", directory / "out")
+    finetune = Path(shutil.copytree(checkpoint, directory / "finetune"))
+    tensors = load_file(finetune / "model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"][::-1].copy()
+    save_file(tensors, finetune / "model.safetensors")
+
+    command = ("import", files, directory / "b.zarr", "--format", "specforge")
+    result = run(*command, "--model", finetune)
+
+    assert result.exit_code == 3
+    assert "from states of test/model, whose final norm has another weight than" in result.output
     assert not (directory / "b.zarr").exists()
 
 

@@ -9,8 +9,9 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, strategies as st
 
-from extraction.check import find_state_fault, find_token_fault, rows_at_once
+from extraction.check import find_token_fault
 from hsstore.digest import PayloadHasher, payload_digest
+from hsstore.plausible import find_state_fault, rows_at_once
 from hsstore.spec import FailureReason
 from hsstore.testing.stores import make_model
 

@@ -19,11 +19,12 @@ from typer.testing import CliRunner
 from extraction.dataset import DatasetOptions, load_dataset
 from extraction.engines.generation import Generator
 from extraction.engines.http_server import make_app
+from extraction.engines.in_flight import InFlight
 from extraction.engines.transformers_model import TransformersEngine
 from extraction.regenerate import RegenerateOptions, Summary, regenerate
 from extraction.regenerate.output import AnswerFile
 from hsstore.cli.app import app as commands
-from hsstore.errors import InputError, InterruptedRunError, RefusedError
+from hsstore.errors import InputError, InterruptedRunError, OutputError, RefusedError
 from tests.extraction.tiny import make_checkpoint
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CHATML = (
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
+    "{{ tone | default('') }}{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 QUESTIONS = [["Who?", "And why?"], ["Where?"], ["When?", "Sure?", "Really?"], ["How?"]]
@@ -64,6 +65,8 @@ class Server:
         self.faults: list[int | str] = []
         """What the next requests get instead of an answer."""
         self.on_request: Callable[[], object] = bool
+        self.model_info: str | None = None
+        """What is said of the model instead of the truth."""
         self.url = ""
         self._engine = engine
         self._loop = asyncio.new_event_loop()
@@ -82,8 +85,9 @@ class Server:
         self._loop.close()
 
     async def _serve(self) -> None:
-        generator = Generator(self._engine, threads=1)
-        captures: Any = None  # nothing is captured here
+        in_flight = InFlight()
+        generator = Generator(self._engine, in_flight, threads=1)
+        captures: Any = in_flight  # nothing is captured here, but generations are aborted
         app = make_app(captures, self._engine.description, generator)
         app.middlewares.append(self._faulty)
         async with TestServer(app, handler_cancellation=True) as server:
@@ -94,6 +98,8 @@ class Server:
 
     @web.middleware
     async def _faulty(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        if request.path == "/model_info" and self.model_info is not None:
+            return web.Response(text=self.model_info, content_type="text/html")
         if request.path != "/generate":
             response: web.StreamResponse = await handler(request)
             return response
@@ -272,8 +278,59 @@ def test_a_server_that_answers_nothing_is_given_up(
     prompts = _write(tmp_path / "prompts.jsonl", [{"prompt": f"{n}?"} for n in range(50)])
     server.faults = [400] * 50
 
-    with pytest.raises(RefusedError, match="32 prompts in a row were not answered"):
+    with pytest.raises(RefusedError, match="32 prompts were not answered, and none was"):
         _run(server, prompts, model)
+
+
+def test_prompts_behind_many_that_are_refused_are_reached_once_something_was_answered(
+    server: Server, tmp_path: Path, model: Path
+) -> None:
+    prompts = _write(tmp_path / "prompts.jsonl", [{"prompt": f"{n}?"} for n in range(42)])
+    _run(server, prompts, model, limit=1)
+    server.faults = [400] * 40
+
+    summary = _run(server, prompts, model, max_in_flight=1)
+
+    assert (summary.before, summary.failed, summary.answered) == (1, 40, 1)
+    assert [line["id"] for line in _lines(prompts)] == ["prompts-1", "prompts-42"]
+
+
+def test_the_templates_arguments_of_the_command_are_each_records_own_in_the_output(
+    server: Server, tmp_path: Path, model: Path
+) -> None:
+    records: list[dict[str, Any]]
+    records = [{"prompt": "Who?"}, {"prompt": "Why?", "chat_template_kwargs": {"tone": "rude "}}]
+    prompts = _write(tmp_path / "prompts.jsonl", records)
+
+    _run(server, prompts, model, max_in_flight=1, chat_template_kwargs={"tone": "kind "})
+
+    assert [line["chat_template_kwargs"]["tone"] for line in _lines(prompts)] == ["kind ", "rude "]
+    dataset, _ = load_dataset([prompts.with_name("out.jsonl")], model, DatasetOptions())
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(model)
+    starts = [0, int(dataset.length[0])]
+    texts = [tokenizer.decode(dataset.input_ids[start : start + 5]) for start in starts]
+    assert texts == ["kind ", "rude "]
+    with pytest.raises(RefusedError, match=r"line 1: .* other chat template arguments"):
+        _run(server, prompts, model, chat_template_kwargs={"tone": "dry "})
+    assert _run(server, prompts, model, chat_template_kwargs={"tone": "kind "}).before == 2
+
+
+@pytest.mark.parametrize("said", ["<html>It works!</html>", ""])
+def test_what_is_no_inference_server_is_refused_and_shown(
+    server: Server, prompts: Path, model: Path, said: str
+) -> None:
+    server.model_info = said
+
+    with pytest.raises(RefusedError, match=rf"/model_info answers with no JSON.* b'{said}'"):
+        _run(server, prompts, model)
+
+
+def test_an_output_that_cannot_be_read_is_an_output_error(tmp_path: Path) -> None:
+    output = AnswerFile(tmp_path / "out.jsonl")
+    output.path.unlink()
+
+    with pytest.raises(OutputError, match=r"out\.jsonl: No such file"), output:
+        pass
 
 
 def test_a_control_token_in_a_prompt_is_dropped_as_extract_would(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +19,7 @@ from hsstore.create import LayoutOptions, create_store
 from hsstore.dataset import TokenizedDataset, TokenizedSample
 from hsstore.loaders import Eagle3Dataset, Eagle3Stream, eagle3_collate
 from hsstore.spec import Model, Norm
+from hsstore.store import Store
 from hsstore.writer import BlockWriter
 from tools.eagle3.chain import Amount
 from tools.eagle3.decoding import CHAIN, Draft, Memory, decode_plainly, decode_with_draft
@@ -24,7 +27,7 @@ from tools.eagle3.head import DraftHead, Shape
 from tools.eagle3.start import channel_scale, pairs, start_by_ridge
 from tools.eagle3.target import TargetModel
 from tools.eagle3.training import Recipe, Target, drafted_losses, train
-from tools.train_eagle3 import Size, run
+from tools.train_eagle3 import Size, held_out_prompts, mean_loss, run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
 
 HIDDEN, VOCABULARY, DRAFT_VOCABULARY = 192, 320, 64
 LAYERS = (0, 2, 4)
+NOT_SUPERVISED = 15
+"""A held-out sample."""
 
 
 @pytest.fixture(scope="module")
@@ -83,10 +88,11 @@ def store(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _sample(generator: np.random.Generator, index: int) -> TokenizedSample:
     tokens = int(generator.integers(12, 30))
+    supervised = np.arange(tokens) >= 5
     return TokenizedSample(
         sample_id=f"s{index}",
         input_ids=generator.integers(0, DRAFT_VOCABULARY, tokens, dtype=np.int32),
-        loss_mask=(np.arange(tokens) >= 5).astype(np.uint8),
+        loss_mask=(supervised & (index != NOT_SUPERVISED)).astype(np.uint8),
         split="heldout" if index >= 12 else "train",
         metadata={},
     )
@@ -142,7 +148,8 @@ def test_the_losses_are_those_of_each_row_by_itself(store: Path) -> None:
                     wanted = (target.rows @ item["final_state"][at]).softmax(-1)
                     said = head.logits(state[0, t]).log_softmax(-1)
                     each.append(-(wanted * said).sum())
-        assert torch.allclose(loss, torch.stack(each).mean(), rtol=1e-4)
+        assert torch.allclose(loss.total, torch.stack(each).sum(), rtol=1e-4)
+        assert loss.rows == len(each)
 
 
 @torch.no_grad()
@@ -167,6 +174,31 @@ def test_training_lowers_the_loss(store: Path) -> None:
 
     assert len(losses) == 45
     assert np.mean(losses[-3:]) < 0.7 * np.mean(losses[:3])
+
+
+def test_the_loss_of_a_stream_is_that_of_its_rows_however_they_are_batched(store: Path) -> None:
+    head, target = _head(), Target(torch.randn(64, HIDDEN), torch.arange(VOCABULARY) % 3 > 0)
+
+    losses = [
+        mean_loss(head, target, Eagle3Stream(store, batch_size=size, split="heldout"))
+        for size in (1, 4)
+    ]
+
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_a_batch_without_a_supervised_row_changes_no_weight(store: Path) -> None:
+    head, target = _head(), Target(torch.randn(64, HIDDEN), torch.arange(VOCABULARY) < 0)
+    before = [weight.clone() for weight in head.parameters()]
+
+    losses = [*train(head, target, Eagle3Stream(store, batch_size=4), Recipe(2, drafted=2))]
+
+    assert losses == [(0, 0.0), (1, 0.0)]
+    assert all(map(torch.equal, head.parameters(), before))
+
+
+def test_a_sample_without_an_answer_is_no_prompt(store: Path) -> None:
+    assert [len(prompt) for prompt in held_out_prompts(Store.open(store))] == [5, 5, 5]
 
 
 class _Oracle(Draft):
@@ -206,14 +238,16 @@ def test_decoding_gives_the_plain_tokens_and_counts_what_was_accepted(
 def test_a_whole_run_ends_with_numbers(
     store: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    size = Size(Amount(0, 0, 0), Recipe(12), DRAFT_VOCABULARY, 2, 8)
+    size = Size(Amount(0, 0, 0), Recipe(20), DRAFT_VOCABULARY, 3, 8)
 
     result = run(store, model, size, tmp_path / "draft.pt")
 
-    assert 0 < result.loss_last < 10
-    assert result.loss_last != result.loss_first
-    acceptances = (result.acceptance_untrained, result.acceptance_start, result.acceptance_trained)
-    assert all(1 <= one <= CHAIN + 1 for one in acceptances)
+    assert 0 < result.loss_last < result.loss_first
+    assert result.acceptance_untrained == pytest.approx(1, abs=0.1)
+    assert all(
+        1 <= one <= CHAIN + 1 for one in (result.acceptance_start, result.acceptance_trained)
+    )
+    assert json.loads(json.dumps(asdict(result), allow_nan=False))["steps"] == 20
     assert "equal to plain decoding" in capsys.readouterr().out
     saved = torch.load(tmp_path / "draft.pt", weights_only=True)
     assert functional.linear(torch.zeros(HIDDEN), saved["head"]["head.weight"]).shape == (64,)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from hsstore.store import Store
+from tools.demo import is_complete
 from tools.eagle3.prompts import write_prompts
-from tools.serving import HSSTORE, serving
+from tools.serving import hsstore, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,19 +31,12 @@ def make_store(work: Path, model: Path, amount: Amount, threads: int) -> Path:
     work.mkdir(parents=True, exist_ok=True)
     if not (model / "config.json").exists():
         subprocess.run([sys.executable, ROOT / "tools/convert_smollm2.py", model], check=True)
-    if store.exists() and not Store.open(store).completion().pending.any():
+    if is_complete(store):
         print(f"{store} is complete already: neither asked nor extracted")
         return store
     write_prompts(prompts, amount.prompts, amount.held_out)
     with serving(model, work / "server.log", "--threads", str(threads)) as (url, spool):
-        _run("regenerate", prompts, answers, "--server", url, "--model", model,
-             "--max-new-tokens", amount.new_tokens)  # fmt: skip
-        _run(
-            "extract", store, "--server", url, "--spool", spool, "--data", answers, "--model", model
-        )
+        source = ("--server", url, "--model", model)
+        hsstore("regenerate", prompts, answers, *source, "--max-new-tokens", amount.new_tokens)
+        hsstore("extract", store, *source, "--spool", spool, "--data", answers)
     return store
-
-
-def _run(*arguments: object) -> None:
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    subprocess.run([str(HSSTORE), *map(str, arguments)], check=True, env=environment)

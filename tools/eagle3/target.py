@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 from transformers.utils.logging import disable_progress_bar
+
+from extraction.engines.decoding import cache_name
+from extraction.engines.transformers_model import stop_token_ids
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,10 +31,8 @@ class TargetModel:
             model_dir, dtype=torch.float32, local_files_only=True
         )
         self._layers = layers
-        names = inspect.signature(self._model.forward).parameters
-        self._cache_name = "cache" if "cache" in names else "past_key_values"
-        ends = self._model.generation_config.eos_token_id
-        self.ends = frozenset(ends if isinstance(ends, list) else [ends])
+        self._cache_name = cache_name(self._model)
+        self.ends = stop_token_ids(self._model)
 
     @property
     def embeddings(self) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.nn import functional
@@ -44,28 +44,39 @@ class Target:
     """bool [target vocabulary]."""
 
 
+class Loss(NamedTuple):
+    """Cross entropies to the target's own distribution."""
+
+    total: torch.Tensor
+    """Of all rows, in nats."""
+    rows: int
+
+    @property
+    def mean(self) -> torch.Tensor:
+        """Of a row; 0 where there is none."""
+        return self.total / max(self.rows, 1)
+
+
 def train(
     head: DraftHead, target: Target, stream: Eagle3Stream, recipe: Recipe
 ) -> Iterator[tuple[int, float]]:
-    """Train, and yield each step's number and the loss of its first drafted token, in nats."""
+    """Train, and yield each step's number and the mean loss of its first drafted token, in nats."""
     optimiser = torch.optim.AdamW(head.parameters(), recipe.rate, (0.9, 0.95), weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _rate(step, recipe.steps))
     batches = _endless(stream)
     for step in range(recipe.steps):
         losses = drafted_losses(head, target, next(batches), recipe.drafted)
         optimiser.zero_grad()
-        loss = torch.stack([DECAY**at * loss for at, loss in enumerate(losses)]).sum()
+        loss = torch.stack([DECAY**at * loss.mean for at, loss in enumerate(losses)]).sum()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
         optimiser.step()
         schedule.step()
-        yield step, float(losses[0].detach())
+        yield step, float(losses[0].mean.detach())
 
 
-def drafted_losses(
-    head: DraftHead, target: Target, batch: Eagle3Batch, drafted: int
-) -> list[torch.Tensor]:
-    """Return the cross entropy of each drafted token to the target's own distribution.
+def drafted_losses(head: DraftHead, target: Target, batch: Eagle3Batch, drafted: int) -> list[Loss]:
+    """Return the loss of each drafted token.
 
     Only rows whose token is supervised, and whose true token the draft has, count.
     """
@@ -82,7 +93,8 @@ def drafted_losses(
         logits = head.logits(state[:, : here.shape[1]][here])
         with torch.no_grad():
             wanted = functional.linear(final[:, step:][here].float(), target.rows).softmax(-1)
-        losses.append(functional.cross_entropy(logits, wanted))
+        total = functional.cross_entropy(logits, wanted, reduction="sum")
+        losses.append(Loss(total, len(logits)))
     return losses
 
 

@@ -1,18 +1,21 @@
 """Whose loaders feed a training: each opens its data once, and then serves epoch after epoch.
 
-Another project's loader is one more entry of `CONTENDERS`: a `Contender` that writes its own files beside
-those of others and opens them. Its module may be imported when it is opened, not before.
+Each is one entry of `CONTENDERS`: a `Contender` that writes its own files beside those of others and opens
+them. The loaders of other projects' trainers take part where these are installed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
+from hsstore.consolidate import Options, consolidate
 from hsstore.loaders import (
     Eagle3Dataset,
     Eagle3Sample,
@@ -21,9 +24,11 @@ from hsstore.loaders import (
     eagle3_collate,
 )
 from hsstore.store import Store
+from tools.loading import trainers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from pathlib import Path
 
     from tools.reading.samples import Samples
 
@@ -41,6 +46,11 @@ class Setting:
     """Processes beside the training's own."""
 
 
+def padded_rows(batch: Any) -> int:  # noqa: ANN401  # everybody's own
+    """Count the rows of a padded batch, which are shifted: each has its next token."""
+    return int(batch["attention_mask"].sum())
+
+
 @dataclass(frozen=True, slots=True)
 class Contender:
     """One way to load."""
@@ -50,6 +60,10 @@ class Contender:
     """What it reads, as a pattern inside the directory of the samples."""
     write: Callable[[Samples], None] | None = None
     """Writes its files, if `tools.reading.samples` has not, durably."""
+    rows: Callable[[Any], int] = padded_rows
+    """Counts the rows of a batch that can be trained on."""
+    needs: str = "torch"
+    """The package without which it cannot take part."""
 
     def stored_bytes(self, samples: Samples) -> int:
         """Bytes that it reads in an epoch."""
@@ -59,7 +73,21 @@ class Contender:
 
 def stream(setting: Setting) -> Epochs:
     """Open a store as the documentation says."""
-    batches = Eagle3Stream(setting.samples.store, batch_size=setting.batch_size)
+    return _stream(setting.samples.store, setting)
+
+
+def uncompressed(setting: Setting) -> Epochs:
+    """Open a store that a user has made with `--codec none`: for a training that reads a page cache."""
+    return _stream(setting.samples.uncompressed, setting)
+
+
+def write_uncompressed(samples: Samples) -> None:
+    """Copy the store, its chunks not compressed."""
+    consolidate([samples.store], samples.uncompressed, Options(codec="none"))
+
+
+def _stream(store: Path, setting: Setting) -> Epochs:
+    batches = Eagle3Stream(store, batch_size=setting.batch_size)
     budget = 2 * max(setting.workers, 1) * batches.largest_batch_bytes()
     return StreamLoader(
         batches,
@@ -118,6 +146,33 @@ def _data_loader(dataset: Dataset[Eagle3Sample], setting: Setting) -> Epochs:
 
 CONTENDERS: dict[str, Contender] = {
     "hsstore": Contender(stream, "store.zarr/**/*"),
+    "hsstore_none": Contender(uncompressed, "uncompressed.zarr/**/*", write_uncompressed),
     "hsstore_map": Contender(mapped, "store.zarr/**/*"),
     "pt": Contender(pt, "*.pt"),
+    "specforge": Contender(
+        trainers.SpecForge,
+        "specforge/**/*.ckpt",
+        partial(trainers.export, "specforge"),
+        trainers.unshifted_rows,
+        needs="specforge",
+    ),
+    "speculators": Contender(
+        trainers.speculators,
+        "speculators/**/*.safetensors",
+        partial(trainers.export, "speculators"),
+        trainers.packed_rows,
+        needs="speculators",
+    ),
+    "modelopt": Contender(
+        trainers.modelopt,
+        "modelopt/samples/*.pt",
+        partial(trainers.export, "modelopt"),
+        trainers.unshifted_rows,
+        needs="modelopt",
+    ),
 }
+
+
+def installed() -> list[str]:
+    """Return who can take part here."""
+    return [name for name, contender in CONTENDERS.items() if find_spec(contender.needs)]

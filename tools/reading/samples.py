@@ -43,6 +43,11 @@ class Samples:
         return self.directory / "store.zarr"
 
     @property
+    def uncompressed(self) -> Path:
+        """The same samples in a store without compression, if somebody has written it."""
+        return self.directory / "uncompressed.zarr"
+
+    @property
     def states(self) -> Path:
         """Its array, as zarr-python and TensorStore open it."""
         return self.store / "hidden_states"

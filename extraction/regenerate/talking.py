@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from extraction.attempts import Attempts
 from extraction.dataset.records import Conversation
-from extraction.server_link import RequestAbortedError, RequestRefusedError, ServerAwayError
-from hsstore.errors import InterruptedRunError, RefusedError
+from extraction.server_link import RequestRefusedError, ServerAwayError
+from hsstore.errors import RefusedError
 
 if TYPE_CHECKING:
     from extraction.dataset.chat import ChatTemplate
@@ -99,8 +99,7 @@ class Asker:
             except RequestRefusedError as error:
                 raise FailedPromptError(str(error)) from error
             except ServerAwayError as error:
-                if not isinstance(error, RequestAbortedError):
-                    self._link.up.clear()
+                self._link.park(error)
                 reason = attempts.away(error).message
             except TimeoutError:
                 attempts.failed()
@@ -113,15 +112,8 @@ class Asker:
         async with self._reviving:
             if self._link.up.is_set():
                 return
-            try:
-                async with asyncio.timeout(self._options.server_wait_seconds):
-                    model = await self._revive()
-            except TimeoutError as error:
-                raise InterruptedRunError(
-                    f"server {self._link.url} did not answer for "
-                    f"{self._options.server_wait_seconds:.0f} s; start it, then run the same command "
-                    "again"
-                ) from error
+            async with self._link.patience(self._options.server_wait_seconds):
+                model = await self._revive()
             if self._model not in {None, model}:
                 raise RefusedError(f"{self._link.url} serves {model} now, not {self._model}")
             self._model = model

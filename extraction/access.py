@@ -7,6 +7,8 @@ import ssl
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from extraction.relay.mirrors import Mirrors
+from extraction.relay.token import read_token
 from hsstore.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,17 +24,25 @@ class Access:
     api_key: str = field(default="", repr=False)
     tls: ssl.SSLContext | None = None
     """None: the system's certificate authorities."""
+    mirrors: Mirrors = field(default_factory=Mirrors)
+    """Of the spools that are behind relays; it knows their token."""
 
 
-def read_access(api_key_file: Path | None, ca_cert: Path | None) -> Access:
+def read_access(
+    api_key_file: Path | None, ca_cert: Path | None, relay_token_file: Path | None = None
+) -> Access:
     """Read the key from its file, else from `HSSTORE_API_KEY`, and the private CA if there is one.
+
+    The token for relays likewise, from its file or `HSSTORE_RELAY_TOKEN`.
 
     Raises
     ------
     InputError
         A file cannot be read, or does not hold what it should.
     """
-    return Access(_api_key(api_key_file), _trust(ca_cert) if ca_cert else None)
+    tls = _trust(ca_cert) if ca_cert else None
+    token = read_token(relay_token_file, "--relay-token-file")
+    return Access(_api_key(api_key_file), tls, Mirrors(token, tls))
 
 
 def _api_key(path: Path | None) -> str:

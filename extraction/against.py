@@ -69,7 +69,7 @@ def check_against(
     """
     complete = np.flatnonzero(store.completion().complete)
     if not complete.size:
-        raise InputError(f"{store.path}: no sample is complete, so there is nothing to compare")
+        raise InputError(f"{store.location}: no sample is complete, so there is nothing to compare")
     generator = np.random.default_rng(seed)
     chosen = np.sort(generator.choice(complete, min(samples, complete.size), replace=False))
     against = _Against(store, options, access, chosen.tolist())
@@ -104,7 +104,7 @@ class _Against:
             info = await wait_for_server(link, options.spool, options.server_wait_seconds)
             self._refuse_other(info)
             async with open_session(
-                options, link, self._run, spec.store, self._refuse_other
+                options, options.spool, link, self._run, spec.store, self._refuse_other
             ) as session:
                 await session.requester.wait_until_up()
                 await refuse_router(link)

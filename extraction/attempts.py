@@ -64,6 +64,10 @@ class Attempts:
         self._left -= 1
         self._away_in_row = self._busy_in_row = self._busy_alone = 0
 
+    def elsewhere(self) -> None:
+        """Begin anew with another server: what the one before had no room for, this one may take."""
+        self._busy_in_row = self._busy_alone = 0
+
     def away(self, error: ServerAwayError) -> Fault:
         """Take note of a server that was not there, or of somebody who aborts our requests."""
         self._away_in_row += 1

@@ -1,11 +1,11 @@
-"""Which samples are asked for together, and how many blocks may be open at once. Pure."""
+"""Which samples are asked for together, in which order, and how many blocks may be open. Pure."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterable, Iterator
 
     import numpy as np
     import numpy.typing as npt
@@ -24,6 +24,26 @@ def by_block(layout: Layout, pending: npt.NDArray[np.int64]) -> Iterator[tuple[i
         end = int(pending.searchsorted(layout.block_sample[block + 1]))
         yield block, pending[first:end].tolist()
         first = end
+
+
+def span_order(
+    spans: Iterable[int], worker: int, workers: int, *, first: Container[int] = ()
+) -> list[int]:
+    """Return spans in the order in which a worker comes to them.
+
+    Its own are every n-th of the store. Those of the others come last, from the far end, so that it
+    meets their owners late.
+
+    Parameters
+    ----------
+    first : container of int
+        To begin with, whosesoever they are.
+    """
+    ascending = sorted(spans)
+    preferred = [span for span in ascending if span in first]
+    own = [span for span in ascending if span % workers == worker and span not in first]
+    others = [span for span in ascending if span % workers != worker and span not in first]
+    return [*preferred, *own, *reversed(others)]
 
 
 def open_cap(waiting: int, max_in_flight: int) -> int:

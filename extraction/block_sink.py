@@ -179,7 +179,7 @@ class BlockSink:
 
     def _withdraw_in_thread(self, samples: npt.NDArray[np.int64]) -> None:
         for span in np.unique(samples // self._store.spec.layout.span_samples).tolist():
-            self._claims.check(span)
+            self._claims.take_again(span)  # a worker has given back what it has filled
         self._store.withdraw(samples)
 
     def close(self) -> None:

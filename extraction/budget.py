@@ -22,7 +22,9 @@ class ByteBudget:
     def __init__(self, limit_bytes: int, relieve: Callable[[int], None] | None = None) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
-        self._relieve = relieve or (lambda _: None)
+        self.relieve = relieve or (lambda _: None)
+        self.on_release: Callable[[], object] = str
+        """Called when there may be room again."""
         self._released = asyncio.Event()
 
     async def acquire(self, nbytes: int) -> None:
@@ -37,7 +39,7 @@ class ByteBudget:
             raise ValueError(f"{nbytes} bytes can never fit into a budget of {self.limit_bytes}")
         while (missing := self.used_bytes + nbytes - self.limit_bytes) > 0:
             self._released.clear()
-            self._relieve(missing)
+            self.relieve(missing)
             if not self._released.is_set():
                 await self._released.wait()
         self.take(nbytes)
@@ -46,11 +48,19 @@ class ByteBudget:
         """Take bytes that are in use already, whether they fit or not."""
         self.used_bytes += nbytes
 
+    def fits(self, nbytes: int) -> bool:
+        """Tell whether so many bytes could be taken now, others given back first if need be."""
+        missing = self.used_bytes + nbytes - self.limit_bytes
+        if 0 < missing <= self.used_bytes:
+            self.relieve(missing)
+        return self.used_bytes + nbytes <= self.limit_bytes
+
     def release(self, nbytes: int) -> None:
         """Give bytes back."""
         self.used_bytes -= nbytes
-        self._released.set()
+        self.recheck()
 
     def recheck(self) -> None:
         """Let those who wait try again: there may be something to relieve now."""
         self._released.set()
+        self.on_release()

@@ -75,7 +75,17 @@ ASKING_FAILED = (
 
 
 class CanaryError(RefusedError):
-    """The states depend on what else the server computes: none of them can be trusted."""
+    """The states depend on what else the server computes: none of them can be trusted.
+
+    Parameters
+    ----------
+    good_committed : int
+        Samples that the run had committed when its last good check of this server began.
+    """
+
+    def __init__(self, message: str, good_committed: int) -> None:
+        super().__init__(message)
+        self.good_committed = good_committed
 
 
 def canary_rows(pending_tokens: int) -> int:
@@ -149,7 +159,13 @@ def plan_canary(
 
 
 class Canary:
-    """The canary of one run, over one session."""
+    """The canary of one run, over one session.
+
+    Parameters
+    ----------
+    attempt : int
+        In the ids of its requests: a server captures no id twice, also not in a second session.
+    """
 
     def __init__(
         self,
@@ -160,6 +176,7 @@ class Canary:
         link: ServerLink,
         spool: SpoolClient,
         requester: Requester,
+        attempt: int = 0,
     ) -> None:
         self._plan = plan
         self._store = store
@@ -168,6 +185,7 @@ class Canary:
         self._link = link
         self._spool = spool
         self._requester = requester
+        self._attempt = attempt
         self._alone: dict[int, npt.NDArray[Any]] = {}
         quantised = bool(info.flags.get("quantization"))
         threshold = smallest_threshold(store.spec.model.dtype, quantised=quantised)
@@ -265,7 +283,7 @@ class Canary:
         await budget.acquire(needed)
         try:
             async with flight.seat():
-                await self._requester.wait_until_up()
+                self._refuse_to_wait()
                 dump = await self._requester.fetch(rid, self._plan.tokens[sample])
             self._found.add(sample, await self._use(sample, rid, dump, self._moved(sample)))
         except (*ASKING_FAILED, InterruptedRunError) as error:
@@ -275,6 +293,11 @@ class Canary:
             budget.release(needed)
         return True
 
+    def _refuse_to_wait(self) -> None:
+        """Compare when the next part is done, if the server is not there now: others may be."""
+        if not self._link.up.is_set():
+            raise ServerAwayError(f"{self._link.url} is away")
+
     async def _ask(self, sample: int, *, alone: bool) -> tuple[RequestId, Dump]:
         tokens = self._plan.tokens[sample]
         return await ask_patiently(self._requester, self._new_rid(sample), tokens, prompt=alone)
@@ -283,7 +306,7 @@ class Canary:
         """Name a request for a sample that does not exist: nobody ever salvages it."""
         self._sent += 1
         index = len(self._store) + FIRST_RID + self._sent
-        return RequestId(self._run, index, 0, len(self._plan.tokens[sample]))
+        return RequestId(self._run, index, self._attempt, len(self._plan.tokens[sample]))
 
     async def _use(
         self,
@@ -328,7 +351,8 @@ class Canary:
         if wrong:
             raise CanaryError(
                 "canary: the server computes other states within a batch than alone: "
-                f"{'; '.join(wrong)}. {CAUSES}"
+                f"{'; '.join(wrong)}. {CAUSES}",
+                self.good_committed,
             )
         if not compared:
             return

@@ -57,6 +57,11 @@ class FlightCap:
                 self._landed.notify_all()
 
     @property
+    def takes_more(self) -> bool:
+        """Whether nobody wants to be alone."""
+        return not self._wanting_alone
+
+    @property
     def only_busy(self) -> str:
         """Why no dump comes although the server answers; empty while some do."""
         lately = time.monotonic() - self._busy_at < BUSY_SECONDS
@@ -79,7 +84,7 @@ class FlightCap:
             self._good_in_row = 0
 
     def _may_fly(self) -> bool:
-        return self.in_flight < self.cap and not self._wanting_alone
+        return self.in_flight < self.cap and self.takes_more
 
     def _may_fly_alone(self) -> bool:
         return not self.in_flight

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from extraction.asking import all_of, ask_patiently
+from extraction.asking import PAUSES_SECONDS, all_of, ask_patiently
 from extraction.check import find_fault
 from extraction.requester import CaptureFailedError, DumpMissingError
 from extraction.server_link import RequestRefusedError
@@ -40,6 +40,8 @@ SPREAD_REQUESTS = 7
 them to ours once in 128 runs; one that goes round never does."""
 SPREAD_ROWS = 8
 """Tokens of each, at most."""
+HANDSHAKE_ATTEMPTS = 2 * len(PAUSES_SECONDS)
+"""Numbers that one handshake may use: every other one."""
 LOST = (
     "Either the server runs without hsstore's plugin, or the spool is that of another server "
     "(compare both with what `hsstore serve` printed), or a router or load balancer at this URL "
@@ -114,7 +116,8 @@ class Handshake:
         Parameters
         ----------
         attempt : int
-            0 for the first handshake of a run, 1 for a second one.
+            0 for the first handshake of a run with a server, 1 for a second one, and so on by
+            `HANDSHAKE_ATTEMPTS`: a server captures no id twice.
 
         Raises
         ------
@@ -127,13 +130,15 @@ class Handshake:
         states = await self._ask(rid, tokens, lost=LOST)
         return Golden(tuple(tokens.tolist()), states.view(bits_dtype(self.model.dtype)))
 
-    async def refuse_spread(self, tokens: npt.NDArray[np.int32]) -> None:
+    async def refuse_spread(self, tokens: npt.NDArray[np.int32], attempt: int = 0) -> None:
         """Send several requests at once, which differ from the first token on: all must arrive.
 
         Parameters
         ----------
         tokens : int32 (n,)
             What they are cut from; n >= 1.
+        attempt : int
+            As in `golden`.
 
         Raises
         ------
@@ -142,7 +147,7 @@ class Handshake:
         """
         asked = [
             self._ask(
-                RequestId(self.run, self.samples + 1 + at, 0, len(part)), part, lost=SOME_LOST
+                RequestId(self.run, self.samples + 1 + at, attempt, len(part)), part, lost=SOME_LOST
             )
             for at, part in enumerate(_cut(tokens))
         ]

@@ -17,7 +17,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from extraction.status import Phase, RunStatus
+from extraction.status import Phase, RunStatus, ServerPhase
 from hsstore.errors import InputError
 from hsstore.verdict import Verdict
 
@@ -65,6 +65,7 @@ class RunCollector(Collector):
         yield from _samples(status)
         yield from _volume(status)
         yield from _load(status)
+        yield from _servers(status)
         yield from _stages(status)
         yield from _life(status, vitals)
 
@@ -72,6 +73,7 @@ class RunCollector(Collector):
 def _identity(status: RunStatus) -> Iterator[Metric]:
     labels = {
         "run": status.run,
+        "worker": status.worker,
         "store": status.store,
         "server": status.server,
         "host": status.host,
@@ -111,6 +113,25 @@ def _load(status: RunStatus) -> Iterator[Metric]:
     yield _gauge("hsstore_open_blocks", "Blocks being filled.", status.open_blocks)
     yield _gauge("hsstore_spool_used_bytes", "Spool memory in use.", status.spool_used_bytes)
     yield _gauge("hsstore_spool_budget_bytes", "Spool memory allowed.", status.spool_budget_bytes)
+
+
+def _servers(status: RunStatus) -> Iterator[Metric]:
+    """Yield what is known of each server, whether the run has one or several."""
+    states = GaugeMetricFamily(
+        "hsstore_server_state", "1 for what the run does with it.", labels=["server", "state"]
+    )
+    flying = GaugeMetricFamily(
+        "hsstore_server_requests_in_flight", "Requests under way.", labels=["server"]
+    )
+    tokens = CounterMetricFamily(
+        "hsstore_server_tokens_asked", "Tokens asked of it.", labels=["server"]
+    )
+    for one in status.servers:
+        for state in get_args(ServerPhase):
+            states.add_metric([one.url, state], state == one.state)
+        flying.add_metric([one.url], one.in_flight)
+        tokens.add_metric([one.url], one.tokens)
+    yield from (states, flying, tokens)
 
 
 def _stages(status: RunStatus) -> Iterator[Metric]:

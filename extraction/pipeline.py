@@ -16,34 +16,34 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
-import numpy as np
-
 from extraction.attempts import Attempts
-from extraction.block_order import by_block, open_cap
+from extraction.block_order import open_cap
 from extraction.block_sink import OpenBlock
 from extraction.budget import ByteBudget
-from extraction.canary import CanaryError
+from extraction.canary import Canary, CanaryError
 from extraction.check import find_fault
 from extraction.error_group import first_of
 from extraction.failure_limit import FailureLimit
-from extraction.flight import FlightCap
+from extraction.holdings import Holdings, Placed
 from extraction.requester import CaptureFailedError, DumpMissingError, ServerBusyError
 from extraction.server_link import RequestRefusedError, ServerAwayError
-from extraction.spool import DumpError, RequestId, dump_bytes
+from extraction.spool import DumpError, DumpLayout, RequestId
 from extraction.stages import StageTable
 from hsstore.digest import PayloadHasher
-from hsstore.errors import HsstoreError, OutputError
+from hsstore.errors import HsstoreError, InterruptedRunError, OutputError, RefusedError
 from hsstore.plausible import Fault
 from hsstore.spec import FailureReason
 
 if TYPE_CHECKING:
+    import numpy as np
     import numpy.typing as npt
 
     from extraction.block_sink import BlockSink
-    from extraction.canary import Canary
+    from extraction.fleet import Fleet
+    from extraction.lane import Lane
     from extraction.options import ExtractOptions
-    from extraction.requester import Requester
-    from extraction.spool import Dump, ServerInfo, SpoolClient
+    from extraction.spool import Dump
+    from extraction.work import Work
     from hsstore.store import Store
 
 log = logging.getLogger(__name__)
@@ -54,37 +54,29 @@ comes later reopens them."""
 
 
 class Pipeline:
-    """One run over one store and one server."""
+    """One run over one store."""
 
     def __init__(
         self,
         store: Store,
         options: ExtractOptions,
         run: str,
-        info: ServerInfo,
-        spool: SpoolClient,
-        requester: Requester,
+        fleet: Fleet,
         sink: BlockSink,
-        spool_budget_bytes: int,
+        work: Work,
     ) -> None:
-        self.canary: Canary | None = None
-        """Asked for again as the run goes on, once it is set."""
         self._group = asyncio.TaskGroup()
         self._store = store
         self._options = options
         self._run = run
-        self._info = info
-        self._spool = spool
-        self._requester = requester
+        self.fleet = fleet
         self._sink = sink
+        self.work = work
         self.stages = StageTable()
-        requester.on_answer = partial(self.stages.enter, "answered")
-        self.flight = FlightCap(options.max_in_flight)
-        self.spool_budget = ByteBudget(spool_budget_bytes, self._relieve)
         self._memory_budget = ByteBudget(options.memory_bytes)
-        self._charges: dict[int, int] = {}
         self.open_blocks: dict[int, OpenBlock] = {}
-        self._salvage: dict[int, RequestId] = {}
+        self._holdings = Holdings(len(store), self.open_blocks, self.stages)
+        fleet.on_join, fleet.on_leave = self._welcome, self._holdings.forget
         self._sent = 0
         self._closed = asyncio.Event()
         allowed = math.ceil(options.max_failures * len(store))
@@ -103,8 +95,11 @@ class Pipeline:
         OutputError, RefusedError, InterruptedRunError, TooManyFailuresError
         """
         try:
-            async with self._group:
-                await self._dispatch()
+            async with asyncio.TaskGroup() as group:
+                failing = group.create_task(self._fail_with_the_fleet())
+                async with self._group:
+                    await self._dispatch()
+                failing.cancel()
         except BaseExceptionGroup as errors:
             # Wrong states first, which must not be committed; then the disk's error.
             first = first_of(errors, CanaryError, OutputError, HsstoreError)
@@ -116,11 +111,16 @@ class Pipeline:
             await self._close(after_error=False)
             raise
 
-    def adopt(self, salvage: dict[int, RequestId]) -> None:
-        """Use dumps of a dead run, by sample, instead of asking for them again."""
-        for sample, rid in salvage.items():
-            self._salvage[sample] = rid
-            self._charge(sample)
+    async def _fail_with_the_fleet(self) -> None:
+        await asyncio.shield(self.fleet.failure)
+
+    def _welcome(self, lane: Lane) -> None:
+        """Begin to use a server: what a dead run has left in its spool needs no request."""
+        lane.requester.on_answer = partial(self.stages.enter, "answered")
+        lane.tokens_before = self.tokens_appended
+        if isinstance(lane.canary, Canary):
+            lane.canary.good_committed = self._sink.committed
+        self.work.prefer(self._holdings.adopt(lane))
 
     def at_risk(self) -> list[int]:
         """Return the samples that a kill now would have asked for again, in order."""
@@ -133,18 +133,16 @@ class Pipeline:
     # --- dispatch -----------------------------------------------------------------------------
 
     async def _dispatch(self) -> None:
-        completion = await asyncio.to_thread(self._store.completion)
-        pending = np.flatnonzero(completion.pending)
-        for block_index, samples in by_block(self._store.layout, pending):
+        while (found := await self.work.next()) is not None:
             await self._wait_for_room()
-            open_block = await asyncio.to_thread(self._open, block_index, samples)
+            open_block = await asyncio.to_thread(self._open, *found)
             open_block.changed_at_seconds = asyncio.get_running_loop().time()
-            self.open_blocks[block_index] = open_block
-            for sample in samples:
+            self.open_blocks[open_block.block.index] = open_block
+            for sample in found[1]:
                 await self._admit(sample)
-                # Out of `_salvage`: what a task is about to use, `_relieve` must not remove.
-                salvaged = self._salvage.pop(sample, None)
+                salvaged = self._holdings.begin(sample)
                 self._group.create_task(self._extract(open_block, sample, salvaged))
+        self._holdings.forget()  # of samples that another worker has done
 
     def _open(self, block_index: int, samples: list[int]) -> OpenBlock:
         tokens = self._store.input_ids_of(samples)
@@ -164,7 +162,7 @@ class Pipeline:
         blocks = self.open_blocks.values()
         waiting = sum(len(block.waiting) for block in blocks)
         opened = sum(not block.parked for block in blocks)
-        return opened >= open_cap(waiting, self._options.max_in_flight)
+        return opened >= open_cap(waiting, self.fleet.max_in_flight)
 
     async def _park_stragglers(self) -> None:
         """Commit in part what got nothing for long, so that other blocks can be opened."""
@@ -175,27 +173,18 @@ class Pipeline:
                 await self._commit(open_block)
 
     async def _admit(self, sample: int) -> None:
-        if sample in self._charges or self._too_large(sample):  # salvaged, or never asked for
-            return
-        needed = self._dump_bytes(sample)
-        with self.stages.at("admit", f"sample {sample}"):
-            await self.spool_budget.acquire(needed)
-        self._charges[sample] = needed
-        self._spool.trim_free(max(0, self.spool_budget.limit_bytes - self.spool_budget.used_bytes))
-
-    def _charge(self, sample: int) -> None:
-        self._charges[sample] = self._dump_bytes(sample)
-        self.spool_budget.take(self._charges[sample])
-
-    def _discharge(self, sample: int) -> None:
-        self.spool_budget.release(self._charges.pop(sample, 0))
+        if not self._holdings.is_salvaged(sample):
+            with self.stages.at("admit", f"sample {sample}"):
+                await self.fleet.admission.wait_for_turn()
 
     def _dump_bytes(self, sample: int) -> int:
-        return dump_bytes(int(self._store.length[sample]), self._info)
+        model = self._store.spec.model
+        rows = int(self._store.length[sample])
+        return DumpLayout(rows, model.slots, model.hidden, model.dtype).size_bytes
 
     def _too_large(self, sample: int) -> Fault | None:
         needed = self._dump_bytes(sample)
-        limit = min(self.spool_budget.limit_bytes, self._memory_budget.limit_bytes)
+        limit = min(self.fleet.limit_bytes, self._memory_budget.limit_bytes)
         if needed <= limit:
             return None
         message = f"its dump takes {needed:,} bytes, the budgets allow {limit:,}"
@@ -203,103 +192,126 @@ class Pipeline:
 
     # --- one sample ---------------------------------------------------------------------------
 
-    async def _extract(
-        self, open_block: OpenBlock, sample: int, salvaged: RequestId | None
-    ) -> None:
+    async def _extract(self, open_block: OpenBlock, sample: int, salvaged: Placed | None) -> None:
         fault = self._too_large(sample) or await self._obtain(open_block, sample, salvaged)
         open_block.waiting.discard(sample)
         if fault is not None:
             if salvaged is not None:
-                self._spool.discard(salvaged)
-            self._discharge(sample)
+                salvaged.lane.spool.discard(salvaged.rid)
+            self._holdings.discharge(sample)
             self._give_up(open_block, sample, fault)
         if not open_block.waiting:
             await self._commit(open_block)
             self.open_blocks.pop(open_block.block.index, None)
             self._closed.set()
+            await self.work.close(open_block.block.index)
 
     async def _obtain(
-        self, open_block: OpenBlock, sample: int, salvaged: RequestId | None
+        self, open_block: OpenBlock, sample: int, salvaged: Placed | None
     ) -> Fault | None:
         """Get one sample appended; return why not when its attempts are used up."""
         options = self._options
         tries = Attempts(options.max_attempts, skip_too_large=options.skip_too_large)
-        while True:
+        placed = salvaged or await self._place(sample, again=False)
+        while placed is not None:
             try:
-                fault = await self._attempt(open_block, sample, salvaged, alone=tries.alone)
+                fault = await self._attempt(open_block, sample, placed, alone=tries.alone)
                 if fault is None:
                     self._failure_limit.good()
                     return None
                 tries.failed()
             except ServerBusyError as error:
-                fault = self._make_room(sample, tries, error)
+                fault = self._make_room(placed.lane, sample, tries, error)
             except ServerAwayError as error:
                 fault = tries.away(error)
-                self._requester.park(error)
+                self.fleet.park(placed.lane, error)
+            self._holdings.discharge(sample)
             if tries.over:
                 return fault
             self._note_retry(sample, fault)
-            salvaged = None
-            with self.stages.at("retry", f"sample {sample}"):
-                await asyncio.sleep(tries.next_pause_seconds())
+            pause_seconds = tries.next_pause_seconds()
+            if not self.fleet.is_replaced(placed.lane):
+                with self.stages.at("retry", f"sample {sample}"):
+                    await asyncio.sleep(pause_seconds)
+            placed = await self._place(sample, again=True)
+        return self._too_large(sample)
 
-    def _make_room(self, sample: int, tries: Attempts, error: ServerBusyError) -> Fault:
+    async def _place(self, sample: int, *, again: bool) -> Placed | None:
+        """Wait for a server; None where none can hold the sample any more."""
+        rid, nbytes = self._new_rid(sample), self._dump_bytes(sample)
+        with self.stages.at("queue", rid):
+            lane = await self.fleet.admission.place(nbytes, again=again)
+        if lane is None:
+            return None
+        self._holdings.charge(sample, lane, nbytes)
+        return Placed(lane, rid)
+
+    def _make_room(self, lane: Lane, sample: int, tries: Attempts, error: ServerBusyError) -> Fault:
         """Answer a spool that is full whatever our budget says: others may use its memory too."""
-        alone = tries.alone and not self._spool.scan().finished
-        self.flight.busy(str(error))
-        self._relieve(self._dump_bytes(sample))
-        self._spool.trim_free(0)
-        return tries.busy(error, alone=alone)
+        alone = tries.alone and not lane.spool.scan().finished
+        lane.flight.busy(str(error))
+        self._holdings.relieve(lane, self._dump_bytes(sample))
+        lane.spool.trim_free(0)
+        try:
+            return tries.busy(error, alone=alone)
+        except RefusedError as refusal:
+            self.fleet.lose(lane, refusal)
+            tries.elsewhere()
+            return Fault(FailureReason.REFUSED, str(refusal))
 
     async def _attempt(
-        self, open_block: OpenBlock, sample: int, salvaged: RequestId | None, *, alone: bool
+        self, open_block: OpenBlock, sample: int, placed: Placed, *, alone: bool
     ) -> Fault | None:
         """Ask once, or take the salvaged dump; check, and append."""
-        rid = salvaged or self._new_rid(sample)
+        spool, rid = placed.lane.spool, placed.rid
         try:
-            tokens = open_block.tokens[sample]
-            dump = await self._fetch(rid, tokens, salvaged=bool(salvaged), alone=alone)
+            if rid.run != self._run:
+                dump = spool.open_dump(rid)
+            else:
+                dump = await self._fetch(placed, open_block.tokens[sample], alone=alone)
         except RequestRefusedError as error:
             return Fault(FailureReason.REFUSED, str(error))
         except (DumpMissingError, CaptureFailedError, DumpError) as error:
-            self._spool.discard(rid)
+            spool.discard(rid)
             return Fault(FailureReason.BAD_DATA, str(error))
-        fault = await self._take(open_block, sample, rid, dump)
+        fault = await self._take(open_block, sample, placed, dump)
         if fault is not None:
-            self._spool.discard(rid)
+            spool.discard(rid)
         return fault
 
-    async def _fetch(
-        self, rid: RequestId, tokens: npt.NDArray[np.int32], *, salvaged: bool, alone: bool
-    ) -> Dump:
-        if salvaged:
-            return self._spool.open_dump(rid)
+    async def _fetch(self, placed: Placed, tokens: npt.NDArray[np.int32], *, alone: bool) -> Dump:
+        lane, rid = placed
         self.stages.enter("queue", rid)
         try:
-            async with self.flight.seat(alone=alone):
-                await self._requester.wait_until_up()
+            async with lane.flight.seat(alone=alone):
+                lane.refuse_to_wait()
                 self.stages.leave("queue", rid)
+                lane.tokens_asked += tokens.size
                 with self.stages.at("request", rid):
-                    dump = await self._requester.fetch(rid, tokens)
+                    dump = await lane.requester.fetch(rid, tokens)
+        except (RefusedError, InterruptedRunError) as error:
+            self.fleet.lose(lane, error)  # raises it where there is no other
+            raise ServerAwayError(str(error)) from error
         finally:
             self.stages.leave("queue", rid)
             self.stages.leave("answered", rid)
-        self.flight.good()
+            self.fleet.admission.leave_seat(lane)
+        lane.flight.good()
+        lane.dumps += 1
         return dump
 
     async def _take(
-        self, open_block: OpenBlock, sample: int, rid: RequestId, dump: Dump
+        self, open_block: OpenBlock, sample: int, placed: Placed, dump: Dump
     ) -> Fault | None:
         """Check a dump and append it, within the memory budget."""
-        size = dump.layout.size_bytes
+        (lane, rid), size = placed, dump.layout.size_bytes
         with self.stages.at("memory", rid):
             await self._memory_budget.acquire(size)
         try:
             tokens, hasher = open_block.tokens[sample], PayloadHasher()
             with self.stages.at("check", rid):
-                loop = asyncio.get_running_loop()
-                fault = await loop.run_in_executor(
-                    self._sink.checkers, self._find_fault, dump, tokens, hasher
+                fault = await asyncio.get_running_loop().run_in_executor(
+                    self._sink.checkers, self._find_fault, lane, dump, tokens, hasher
                 )
             if fault is not None:
                 dump.close()
@@ -312,21 +324,30 @@ class Pipeline:
         self.stages.enter("give-back", rid)
         self.tokens_appended += tokens.size
         self.bytes_appended += tokens.size * self._store.spec.geometry.row_bytes
-        self.spool_budget.recheck()
-        self._check_canary()
+        lane.budget.recheck()
+        self._check_canaries()
         return None
 
-    def _check_canary(self) -> None:
-        if self.canary is not None and self.canary.due(self.tokens_appended):
-            check = self.canary.check(self.flight, self.spool_budget, self._sink.committed)
-            self._group.create_task(check)
+    def _check_canaries(self) -> None:
+        for lane in self.fleet.admission.lanes:
+            appended = self.tokens_appended - lane.tokens_before
+            if isinstance(lane.canary, Canary) and lane.canary.due(appended):
+                self._group.create_task(self._check_canary(lane, lane.canary))
+
+    async def _check_canary(self, lane: Lane, canary: Canary) -> None:
+        lane.checks += 1
+        try:
+            await canary.check(lane.flight, lane.budget, self._sink.committed)
+        finally:
+            lane.checks -= 1
+            self.fleet.admission.look()
 
     def _find_fault(
-        self, dump: Dump, tokens: npt.NDArray[np.int32], hasher: PayloadHasher
+        self, lane: Lane, dump: Dump, tokens: npt.NDArray[np.int32], hasher: PayloadHasher
     ) -> Fault | None:
         spec = self._store.spec
         salvaged = dump.rid.run != self._run  # of an earlier start of the server, as it may be
-        knows = None if salvaged else self._requester.knows
+        knows = None if salvaged else lane.requester.knows
         return find_fault(dump, tokens, spec.store, spec.model, knows, hasher)
 
     def _new_rid(self, sample: int) -> RequestId:
@@ -340,40 +361,16 @@ class Pipeline:
         with self.stages.at("commit", f"block {open_block.block.index}"):
             await self._sink.commit(open_block)
         for sample in [s for s in open_block.held if s not in open_block.appended]:
-            self._give_back(open_block, sample)
-
-    def _give_back(self, open_block: OpenBlock, sample: int) -> None:
-        rid = open_block.held.pop(sample)
-        self.stages.leave("give-back", rid)
-        self._spool.give_back(rid)
-        self._discharge(sample)
-
-    def _relieve(self, missing_bytes: int) -> None:
-        """Free spool memory: else a block that is larger than the spool could never be filled.
-
-        Dumps of open blocks that are appended go first, oldest first: a SIGKILL now costs asking
-        again for these samples, never more. Salvaged dumps go when nothing else can.
-        """
-        for open_block in self.open_blocks.values():
-            for sample in list(open_block.held):
-                if missing_bytes <= 0:
-                    return
-                missing_bytes -= self._charges[sample]
-                self._give_back(open_block, sample)
-        while missing_bytes > 0 and self._salvage and not self.flight.in_flight:
-            sample, rid = self._salvage.popitem()
-            missing_bytes -= self._charges[sample]
-            self._spool.discard(rid)
-            self._discharge(sample)
+            self._holdings.give_back(open_block, sample)
 
     async def _forsake(self, error: CanaryError) -> NoReturn:
         """Commit nothing more, and take back what was committed since the last good check."""
         for open_block in self.open_blocks.values():
             await self._sink.discard(open_block)
-        suspect = self._sink.committed_samples[self.canary.good_committed if self.canary else 0 :]
+        suspect = self._sink.committed_samples[error.good_committed :]
         await self._sink.withdraw(suspect)
         told = f"{len(suspect)} samples committed since the last good check are pending again"
-        raise CanaryError(f"{error}. {told}") from error
+        raise CanaryError(f"{error}. {told}", error.good_committed) from error
 
     async def _close(self, *, after_error: bool) -> None:
         """Commit every open block as far as it is appended."""

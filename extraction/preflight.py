@@ -47,6 +47,7 @@ class Preflight(Record):
     bytes_free: int
     files_free: int | None
     spool_budget_bytes: int
+    """Of all servers' spools."""
     memory_bytes: int
     largest_dump_bytes: int
     too_large: tuple[int, ...]
@@ -96,6 +97,7 @@ def preflight(
     *,
     space: Space,
     spool_budget_bytes: int,
+    all_spools_bytes: int | None = None,
     memory_bytes: int,
     memory_free_bytes: int,
     skip_too_large: bool,
@@ -109,6 +111,10 @@ def preflight(
         Tokens of each sample of the plan.
     pending : bool (n,)
         The samples that the run would ask for.
+    spool_budget_bytes : int
+        Of one server's spool, the largest of several.
+    all_spools_bytes : int, optional
+        Of all servers together, where there are several.
     usual_ratio : float
         Raw over stored bytes with the store's codec; 1 where it does not compress.
     """
@@ -161,7 +167,7 @@ def preflight(
         bytes_stored_estimate=int(raw / usual_ratio),
         bytes_free=space.free_bytes,
         files_free=space.free_files,
-        spool_budget_bytes=spool_budget_bytes,
+        spool_budget_bytes=all_spools_bytes or spool_budget_bytes,
         memory_bytes=memory_bytes,
         largest_dump_bytes=largest,
         too_large=tuple(too_large.tolist()),

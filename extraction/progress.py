@@ -69,7 +69,7 @@ class Rates:
             f"{status.in_flight_cap}  spool {_fill(status)}"
         )
         failed = status.failed + status.failed_now
-        return text + (f"  failed {failed:,}" if failed else "")
+        return text + _servers(status) + (f"  failed {failed:,}" if failed else "")
 
     @staticmethod
     def _eta(status: RunStatus, seconds: float) -> str:
@@ -77,6 +77,14 @@ class Rates:
         if not status.tokens_now or left < 0:
             return "-"
         return _duration(left / (status.tokens_now / seconds))
+
+
+def _servers(status: RunStatus) -> str:
+    """Say how many of several servers are asked."""
+    wanted = [one for one in status.servers if one.state != "leaving"]
+    if len(wanted) < 2:
+        return ""
+    return f"  servers {sum(one.state == 'up' for one in wanted)}/{len(wanted)}"
 
 
 def _ratio(status: RunStatus) -> str:

@@ -25,13 +25,14 @@ SAMPLE_SECONDS = 1.0
 class Pulse:
     """When something was last done, by whatever was done since the last look."""
 
-    def __init__(self, spool: Path) -> None:
+    def __init__(self, *spools: Path) -> None:
         self.progress_count = 0
         """Changes with every progress."""
+        self.spools = spools
+        """Where servers beat."""
         self._progress_at = time.monotonic()
         self._heartbeat_at: float | None = None
-        self._spool = spool
-        self._heartbeat: Heartbeat | None = None
+        self._heartbeats: dict[Path, Heartbeat | None] = {}
         self._seen: Hashable = None
         self._computed_seconds = _computed_elsewhere_seconds()
 
@@ -50,7 +51,7 @@ class Pulse:
             Whether a server that computes is progress: not where it answers all that it has no room.
         """
         now = time.monotonic()
-        if self._beats():
+        if self._any_beats():
             self._heartbeat_at = now
             if beating_counts:
                 self._note_progress(now)
@@ -68,19 +69,23 @@ class Pulse:
 
     @property
     def heartbeat_seconds(self) -> float:
-        """Unix time when the server's heartbeat last advanced; 0 before that."""
+        """Unix time when a server's heartbeat last advanced; 0 before that."""
         return 0.0 if self._heartbeat_at is None else unix_seconds(self._heartbeat_at)
 
     def _note_progress(self, now: float) -> None:
         self._progress_at = now
         self.progress_count += 1
 
-    def _beats(self) -> bool:
+    def _any_beats(self) -> bool:
+        beats = [self._beats(spool) for spool in self.spools]  # of all: each look is remembered
+        return any(beats)
+
+    def _beats(self, spool: Path) -> bool:
         try:
-            beat = SpoolView(self._spool).heartbeat()
+            beat = SpoolView(spool).heartbeat()
         except (OSError, SpoolError):  # it is not there, or another user's: others say so
             return False
-        before, self._heartbeat = self._heartbeat, beat
+        before, self._heartbeats[spool] = self._heartbeats.get(spool), beat
         return beat is not None and beat != before
 
 

@@ -90,6 +90,8 @@ class Requester:
         self._revival: asyncio.Task[None] | None = None
         self._answers: set[asyncio.Task[None]] = set()
         self._in_flight: set[RequestId] = set()
+        self._lost: set[RequestId] = set()
+        """Requests to a server that went away: should it only have stood still, it may go on."""
         self._instances: set[str] = set()
         self.on_answer: Callable[[RequestId], object] = str
         """Called with requests whose answer has come while their dump has not."""
@@ -136,6 +138,8 @@ class Requester:
             self._in_flight.discard(rid)
             if isinstance(error, DumpMissingError):  # the server may still be at it
                 await self._link.abort(str(rid), ABORT_SECONDS)
+            if isinstance(error, ServerAwayError) and not isinstance(error, RequestAbortedError):
+                self._lost.add(rid)
             raise
         finally:
             self._let_answer_finish(answer)
@@ -195,7 +199,7 @@ class Requester:
             done, _ = await asyncio.wait(
                 waiting, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED
             )
-            if not done and self._instance() != instance:
+            if not done and self._is_gone(instance):
                 raise ServerAwayError("the server that had this request is gone, and its dump too")
             if answer in waiting and answer.done():
                 if not arrival.done() and answer.exception() is not None:
@@ -206,10 +210,15 @@ class Requester:
                 self.on_answer(rid)
                 waiting.discard(answer)
             if not arrival.done():
-                patience.check()
+                patience.check(coming=self._spool.is_coming(rid))
         failure = arrival.result()
         if failure is not None:
             await _raise_for(failure, answer)
+
+    def _is_gone(self, instance: str | None) -> bool:
+        """Tell whether the server that a request was sent to holds its spool no more."""
+        now = self._instance()
+        return now is None or now != instance
 
     def _instance(self) -> str | None:
         info = self._spool.server()
@@ -240,7 +249,16 @@ class Requester:
         info = await wait_for_server(self._link, self._spool.directory.path, max(left, 0.0))
         self._instances.add(info.instance)
         self._check_server(info)
+        await self._abort_lost()
         self._link.up.set()
+
+    async def _abort_lost(self) -> None:
+        """Tell a server that is back what nobody waits for any more, and remove what it has left."""
+        lost = list(self._lost)
+        await asyncio.gather(*(self._link.abort(str(rid), ABORT_SECONDS) for rid in lost))
+        for rid in lost:
+            self._spool.discard(rid)
+        self._lost.clear()
 
 
 class _Patience:
@@ -258,8 +276,13 @@ class _Patience:
         """Take note that the answer over HTTP has come."""
         self._answered = self._queued = self._loop.time()
 
-    def check(self) -> None:
+    def check(self, *, coming: bool) -> None:
         """Raise when there is nothing to wait for any more.
+
+        Parameters
+        ----------
+        coming : bool
+            The dump may be finished, and on its way from another machine.
 
         Raises
         ------
@@ -270,6 +293,9 @@ class _Patience:
         if self._answered is None:
             if min(now - self._sent, still_seconds) > self._timeout_seconds:
                 raise ServerAwayError(f"no answer and no heartbeat for {now - self._sent:.0f} s")
+            return
+        if coming:
+            self._answered = self._queued = now
             return
         waited = now - self._answered
         if waited >= self._timeout_seconds or self._never_captured(waited, still_seconds):

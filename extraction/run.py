@@ -12,52 +12,49 @@ import asyncio
 import logging
 import os
 import uuid
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
 import psutil
 
 from extraction.access import read_access
+from extraction.addresses import Servers
 from extraction.block_sink import BlockSink
-from extraction.canary import MEMORY_SHARE, Canary, plan_canary
+from extraction.contact import first_contact
 from extraction.dataset import load_dataset, tokenizer_hash
-from extraction.handshake import (
-    GOLDEN_ROWS,
-    Handshake,
-    model_of,
-    norm_weight_of,
-    refuse_other_golden,
-)
+from extraction.fleet import Fleet
+from extraction.handshake import GOLDEN_ROWS, Handshake, model_of, norm_weight_of
+from extraction.lane import Setting, link_to, spool_budget
 from extraction.pipeline import Pipeline
 from extraction.preflight import free_space, preflight
 from extraction.run_record import begin_record
-from extraction.salvage import salvage
-from extraction.server_link import ServerLink
-from extraction.server_wait import refuse_router, relay_warnings, wait_for_server
-from extraction.session import Session, open_session
-from extraction.spool import SpoolView
+from extraction.server_wait import refuse_router
+from extraction.session import open_session
+from extraction.shared_work import open_claims, open_work
+from extraction.spool import SpoolError, SpoolView
 from hsstore.activity import tick
-from hsstore.claims import Claims
 from hsstore.codec import USUAL_RATIOS, usual_ratio
 from hsstore.create import LayoutOptions, create_store, layout_for
-from hsstore.errors import HsstoreError, InputError, OutputError, RefusedError
+from hsstore.errors import HsstoreError, InputError, InterruptedRunError, OutputError, RefusedError
 from hsstore.run_record import end_record
-from hsstore.spec import BROKEN, FINISHED, INTERRUPTED, CanaryRecord, RunRecord
+from hsstore.spec import BROKEN, FINISHED, INTERRUPTED, RunRecord
 from hsstore.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     import numpy.typing as npt
 
+    from extraction.addresses import ServerAddress
     from extraction.options import ExtractOptions
     from extraction.requester import Requester
     from extraction.spool import ServerInfo
+    from hsstore.claims import Claims
     from hsstore.create import Golden
     from hsstore.dataset import TokenizedDataset
     from hsstore.layout import Layout
-    from hsstore.spec import Model
 
 log = logging.getLogger(__name__)
 
@@ -80,17 +77,27 @@ class Run:
         self.id = uuid.uuid4().hex[:12]
         self.pipeline: Pipeline | None = None
         self.sink: BlockSink | None = None
+        self.fleet: Fleet | None = None
         self._options = options
         self._report = report
-        self._created = False
+        self._servers = Servers(options.named_servers, options.servers_file)
+        self._refused: dict[ServerAddress, RefusedError] = {}
+        self._created_with = ""
+        self._hoped_for = options.named_servers
         self._requester: Requester | None = None
-        self._canary: Canary | CanaryRecord = CanaryRecord(verdict="off")
 
     @property
     def in_flight(self) -> int:
         """Requests under way, those of the handshake and of the canary included."""
         asked = self._requester.in_flight if self._requester else 0
-        return max(asked, self.pipeline.flight.in_flight if self.pipeline else 0)
+        return max(asked, sum(lane.in_flight for lane in self.fleet.lanes()) if self.fleet else 0)
+
+    @property
+    def spools(self) -> tuple[Path, ...]:
+        """Where the servers beat that the run may hope for."""
+        if self.fleet is None:
+            return tuple(address.spool for address in self._hoped_for)
+        return tuple(one.address.spool for one in self.fleet.members if one.counts)
 
     async def execute(self) -> tuple[str, int]:
         """Do everything that is to do; return what to tell, and the exit code.
@@ -104,36 +111,48 @@ class Run:
             await asyncio.to_thread(self._report_plan, store)
             return await asyncio.to_thread(self._result, store)
         self._report(phase="waiting for server")
-        log.info(
-            "server %s, spool %s: waiting up to %.0f s",
-            self._options.server,
-            self._options.spool,
-            self._options.server_wait_seconds,
+        options = self._options
+        self._access = await asyncio.to_thread(
+            read_access, options.api_key_file, options.ca_cert, options.relay_token_file
         )
-        async with await asyncio.to_thread(self._link) as link:
-            info = await wait_for_server(
-                link, self._options.spool, self._options.server_wait_seconds
-            )
-            relay_warnings(info)
-            budget = await asyncio.to_thread(self._preflight, store, dataset, info)
-            if self._options.dry_run:
-                return "dry run: this can work; nothing was written", 0
-            if store is None:
-                store = await self._create(link, dataset, info)
-            dataset = None  # it may be large, and the store has all of it
-            claims = await asyncio.to_thread(
-                Claims, store, self.id, take_over=self._options.take_over
-            )
-            try:
-                await self._extract(store, claims, link, info, budget)
-            finally:
-                await asyncio.to_thread(claims.release)
+        async with self._access.mirrors:
+            store = await self._fill(store, dataset)
+        if store is None:
+            return "dry run: this can work; nothing was written", 0
         return await asyncio.to_thread(self._result, store)
 
-    def _link(self) -> ServerLink:
+    async def _fill(self, store: Store | None, dataset: TokenizedDataset | None) -> Store | None:
+        """Create the store where there is none, and extract; return it, but None in a dry run."""
         options = self._options
-        access = read_access(options.api_key_file, options.ca_cert)
-        return ServerLink(options.server, options.max_in_flight, access)
+        address, info = await self._first_contact(store)
+        await asyncio.to_thread(self._preflight, store, dataset, info)
+        if options.dry_run:
+            return None
+        while store is None:
+            try:
+                store = await self._create(address, dataset, info)
+            except RefusedError as error:
+                log.warning("server %s is not used: %s", address.url, error)
+                self._refused[address] = error
+                address, info = await self._first_contact(store)
+        dataset = None  # it may be large, and the store has all of it
+        claims = await asyncio.to_thread(open_claims, store, self.id, options)
+        try:
+            await self._extract(store, claims)
+        finally:
+            await asyncio.to_thread(claims.release)
+        return store
+
+    async def _first_contact(self, store: Store | None) -> tuple[ServerAddress, ServerInfo]:
+        """Wait for a server; its model has to be the store's, if there is one."""
+
+        def check(info: ServerInfo) -> None:
+            model = model_of(info)
+            if store is not None:
+                store.spec.refuse_other_model(model)
+
+        options = self._options
+        return await first_contact(self._servers, options, self._access, self._refused, check)
 
     # --- before the first request -------------------------------------------------------------
 
@@ -167,17 +186,17 @@ class Run:
 
     def _preflight(
         self, store: Store | None, dataset: TokenizedDataset | None, info: ServerInfo
-    ) -> int:
-        """Refuse a run that cannot work, with numbers; return the spool budget in bytes."""
-        if store is not None:
-            store.spec.refuse_other_model(model_of(info))
+    ) -> None:
+        """Refuse a run that cannot work, with numbers."""
         layout, length, pending = self._plan(store, dataset, info)
+        budgets = self._spool_budgets()
         report = preflight(
             layout,
             length,
             pending,
             space=free_space(self._options.store),
-            spool_budget_bytes=self._spool_budget(SpoolView(self._options.spool)),
+            spool_budget_bytes=max(budgets, default=0),
+            all_spools_bytes=sum(budgets),
             memory_bytes=self._options.memory_bytes,
             memory_free_bytes=psutil.virtual_memory().available,
             skip_too_large=self._options.skip_too_large,
@@ -186,7 +205,6 @@ class Run:
         for line in report.lines():
             log.info(line)
         report.refuse_problems()
-        return report.spool_budget_bytes
 
     def _plan(
         self, store: Store | None, dataset: TokenizedDataset | None, info: ServerInfo
@@ -200,10 +218,15 @@ class Run:
         layout = layout_for(dataset.length, model_of(info), self._layout_options())
         return layout, dataset.length.astype(np.int32), np.ones(len(dataset), dtype=np.bool_)
 
-    def _spool_budget(self, spool: SpoolView) -> int:
-        """Return what may be used: at most what is free, or held by files that are ours to use."""
-        available = spool.headroom_bytes() + spool.scan().allocated_bytes
-        return min(self._options.spool_budget_bytes or available // 2, available)
+    def _spool_budgets(self) -> list[int]:
+        """Return the budget of each spool that is there, in bytes."""
+        addresses = self._servers.read()
+        budgets: list[int] = []
+        for address in addresses:
+            with suppress(SpoolError, OSError):  # its lane will say so
+                spool, wanted = SpoolView(address.spool), self._options.spool_budget_bytes
+                budgets.append(spool_budget(spool, wanted, len(addresses), sum(budgets)))
+        return budgets
 
     def _usual_ratio(self, store: Store | None) -> float:
         if store is not None:
@@ -219,17 +242,36 @@ class Run:
     # --- creation -----------------------------------------------------------------------------
 
     async def _create(
-        self, link: ServerLink, dataset: TokenizedDataset | None, info: ServerInfo
+        self, address: ServerAddress, dataset: TokenizedDataset | None, info: ServerInfo
     ) -> Store:
         if dataset is None:
             raise InputError("a new store needs data")
         tokens = dataset.input_ids[: min(GOLDEN_ROWS, int(dataset.length[0]))]
-        async with self._session(link, HANDSHAKE_STORE, info) as session:
-            hand = await self._handshake(session, model_of(info), HANDSHAKE_STORE, len(dataset))
+        model, options = model_of(info), self._options
+
+        def same_server(now: ServerInfo) -> None:
+            if now.capture_hash != info.capture_hash:
+                raise RefusedError(
+                    "the server came back with another model; nothing of it was used"
+                )
+
+        async with (
+            link_to(address, options, self._access) as link,
+            open_session(
+                options, address.spool, link, self.id, HANDSHAKE_STORE, same_server
+            ) as session,
+        ):
+            self._requester, self._hoped_for = session.requester, (address,)
+            self._report(phase="waiting for server")
+            await session.requester.wait_until_up()
+            self._report(phase="handshake")
+            hand = Handshake(
+                session.requester, session.spool, model, self.id, HANDSHAKE_STORE, len(dataset)
+            )
             await refuse_router(link)
             golden = await hand.golden(tokens, 0)
             await hand.refuse_spread(dataset.input_ids[:SPREAD_TOKENS])
-        self._created = True
+        self._created_with = link.url
         self._report(phase="creating the store")
         return await asyncio.to_thread(self._create_in_thread, dataset, info, golden)
 
@@ -249,71 +291,35 @@ class Run:
 
     # --- extraction ---------------------------------------------------------------------------
 
-    async def _extract(
-        self, store: Store, claims: Claims, link: ServerLink, info: ServerInfo, budget: int
-    ) -> None:
-        await asyncio.to_thread(self._own, store, claims)
+    async def _extract(self, store: Store, claims: Claims) -> None:
+        work = open_work(store, claims, self._options, self._report)
+        await asyncio.to_thread(work.prepare)
         sink = self.sink = BlockSink(store, claims, self.id, len(os.sched_getaffinity(0)))
+        setting = Setting(
+            store, self._options, self.id, self._access, self._say_phase, self._created_with
+        )
         try:
-            async with self._session(link, store.spec.store, info) as session:
-                pending = (await asyncio.to_thread(store.completion)).pending
-                found = await asyncio.to_thread(
-                    salvage, session.spool, self.id, store.spec, pending
-                )
-                golden = await self._golden(session, link, store, info)
-                record = begin_record(self.id, info, self._options)
-                await asyncio.to_thread(store.record_run, record, golden.bits)
-                self.pipeline = self._pipeline(store, session, sink, info, budget)
-                self.pipeline.adopt(found)
+            async with Fleet(setting, self._servers, self._refused) as fleet:
+                self.fleet = fleet
+                first = await fleet.first()
+                record = begin_record(self.id, first.info, self._options, fleet.records())
+                await asyncio.to_thread(store.record_run, record, first.golden.bits)
+                self.pipeline = Pipeline(store, self._options, self.id, fleet, sink, work)
                 await asyncio.to_thread(self._report_plan, store)
                 self._report(phase="extracting")
-                self._canary = await asyncio.to_thread(
-                    self._make_canary, store, self.pipeline, session, link, info
-                )
                 await self._run_pipeline(store, self.pipeline, record)
         finally:
             sink.close()
 
-    def _own(self, store: Store, claims: Claims) -> None:
-        """Claim every span that has something to do, and make failed samples pending if asked."""
-        completion = store.completion()
-        todo = ~completion.complete if self._options.retry_failed else completion.pending
-        claims.take(np.unique(np.flatnonzero(todo) // store.spec.layout.span_samples).tolist())
-        if self._options.retry_failed:
-            store.reset_failed(np.flatnonzero(completion.failed))
-
-    async def _golden(
-        self, session: Session, link: ServerLink, store: Store, info: ServerInfo
-    ) -> Golden:
-        """Shake hands, and compare the golden states with the store's."""
-        prefix = store.spec.golden_input_ids
-        if not prefix:
-            tokens = (await asyncio.to_thread(store.input_ids, 0))[:GOLDEN_ROWS]
-        else:
-            tokens = np.array(prefix, dtype=np.int32)
-        hand = await self._handshake(session, model_of(info), store.spec.store, len(store))
-        golden = await hand.golden(tokens, 1)
-        if not self._created:
-            await refuse_router(link)
-            await hand.refuse_spread(tokens)
-        if prefix:
-            expected = await asyncio.to_thread(store.plan_array, "golden")
-            refuse_other_golden(expected, golden.bits.view(expected.dtype))
-        return golden
-
-    def _pipeline(
-        self, store: Store, session: Session, sink: BlockSink, info: ServerInfo, budget: int
-    ) -> Pipeline:
-        return Pipeline(
-            store, self._options, self.id, info, session.spool, session.requester, sink, budget
-        )
+    def _say_phase(self, phase: str) -> None:
+        """Tell what the first lane does; later ones open while the run goes on."""
+        if self.pipeline is None:
+            self._report(phase=phase)
 
     async def _run_pipeline(self, store: Store, pipeline: Pipeline, record: RunRecord) -> None:
         result = BROKEN
         try:
-            if isinstance(self._canary, Canary):
-                await self._canary.before()
-                pipeline.canary = self._canary
+            await pipeline.fleet.begin()
             await pipeline.run()
             result = FINISHED
         except asyncio.CancelledError:
@@ -323,54 +329,11 @@ class Run:
             result = str(error)
             raise
         finally:
-            found = self._canary
-            ended = end_record(record, result, found.record if isinstance(found, Canary) else found)
+            servers = pipeline.fleet.records()
+            ended = end_record(record, result, pipeline.fleet.canary)
+            ended = ended.model_copy(update={"servers": servers})
             with suppress(OutputError):  # the disk has said so already
                 await asyncio.to_thread(store.record_run, ended)
-
-    def _make_canary(
-        self,
-        store: Store,
-        pipeline: Pipeline,
-        session: Session,
-        link: ServerLink,
-        info: ServerInfo,
-    ) -> Canary | CanaryRecord:
-        """Return the canary, or why there is none."""
-        options = self._options
-        if info.isolated or not options.canary:
-            return CanaryRecord(verdict="isolated" if info.isolated else "off")
-        budget = pipeline.spool_budget
-        plan = plan_canary(
-            store,
-            store.completion().pending,
-            min(options.memory_bytes // MEMORY_SHARE, budget.limit_bytes - budget.used_bytes),
-            max_in_flight=options.max_in_flight,
-            pause_seconds=options.canary_pause_seconds,
-        )
-        return Canary(plan, store, self.id, info, link, session.spool, session.requester)
-
-    async def _handshake(
-        self, session: Session, model: Model, store: str, samples: int
-    ) -> Handshake:
-        """Wait until the server is healthy, and make ready to ask it."""
-        self._requester = session.requester
-        self._report(phase="waiting for server")
-        await self._requester.wait_until_up()
-        self._report(phase="handshake")
-        return Handshake(self._requester, session.spool, model, self.id, store, samples)
-
-    @staticmethod
-    def _same_server(before: ServerInfo, now: ServerInfo) -> None:
-        if now.capture_hash != before.capture_hash:
-            raise RefusedError("the server came back with another model; nothing of it was used")
-
-    def _session(
-        self, link: ServerLink, store_uuid: str, info: ServerInfo
-    ) -> AbstractAsyncContextManager[Session]:
-        return open_session(
-            self._options, link, self.id, store_uuid, lambda now: self._same_server(info, now)
-        )
 
     # --- reports ------------------------------------------------------------------------------
 
@@ -385,6 +348,11 @@ class Run:
 
     def _result(self, store: Store) -> tuple[str, int]:
         completion = store.completion()
+        if pending := int(completion.pending.sum()):
+            raise InterruptedRunError(
+                f"{pending:,} samples are pending again: another worker retries what has failed, or has "
+                "taken back what was wrong. Run the same command again"
+            )
         failed = completion.failed[completion.failed > 0]
         complete = int(completion.complete.sum())
         if not failed.size:

@@ -9,12 +9,14 @@ from hsstore import run_record
 if TYPE_CHECKING:
     from extraction.options import ExtractOptions
     from extraction.spool import ServerInfo
-    from hsstore.spec import RunRecord
+    from hsstore.spec import RunRecord, ServerRecord
 
 
-def begin_record(run: str, info: ServerInfo, options: ExtractOptions) -> RunRecord:
-    """Describe a run that begins now."""
-    return run_record.begin_record(
+def begin_record(
+    run: str, info: ServerInfo, options: ExtractOptions, servers: tuple[ServerRecord, ...]
+) -> RunRecord:
+    """Describe a run that begins now; `info` is that of the first server."""
+    record = run_record.begin_record(
         run,
         info.capture_hash,
         info.engine,
@@ -23,3 +25,4 @@ def begin_record(run: str, info: ServerInfo, options: ExtractOptions) -> RunReco
         server_instance=info.instance,
         server_flags=info.flags,
     )
+    return record.model_copy(update={"servers": servers})

@@ -25,6 +25,9 @@ from hsstore.errors import InterruptedRunError, RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
+    from pathlib import Path
+
+    from extraction.relay.mirror import Mirror
 
 log = logging.getLogger(__name__)
 
@@ -58,13 +61,27 @@ class RequestRefusedError(Exception):
 class ServerLink:
     """HTTP to one server; a context manager around its connections."""
 
-    def __init__(self, url: str, max_connections: int, access: Access | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        max_connections: int,
+        access: Access | None = None,
+        mirror: tuple[str, Path] | None = None,
+    ) -> None:
+        """Make ready.
+
+        Parameters
+        ----------
+        mirror
+            URL of the relay that the server's spool is behind, and where to mirror it.
+        """
         self.url = url.rstrip("/")
         self.up = asyncio.Event()
         self._max_connections = max_connections
         self._access = access or Access()
         self._strange_since: float | None = None
         self._session: aiohttp.ClientSession | None = None
+        self._mirror = mirror
 
     async def __aenter__(self) -> Self:
         key = self._access.api_key
@@ -87,6 +104,22 @@ class ServerLink:
         if self._session is None:
             raise RuntimeError("the link is used outside its context")
         return self._session
+
+    async def mirror(self, timeout_seconds: float) -> Mirror | None:
+        """Return the mirror of a spool that is behind a relay, once the relay has answered.
+
+        Raises
+        ------
+        InterruptedRunError
+            It did not answer in time.
+        SpoolError
+            It lets nobody in, or the local directory cannot be used.
+        """
+        if self._mirror is None:
+            return None
+        mirror = await self._access.mirrors.at(*self._mirror)
+        await mirror.connect(timeout_seconds)
+        return mirror
 
     async def generate(self, rid: str, input_ids: Sequence[int]) -> None:
         """Have the server prefill `input_ids`; the states come through the spool.

@@ -56,6 +56,8 @@ async def wait_for_server(
     loop = asyncio.get_running_loop()
     began = said = loop.time()
     answering_since: float | None = None
+    with spool_errors():
+        await link.mirror(timeout_seconds)
     while True:
         with spool_errors():
             found = await asyncio.to_thread(_look, spool)

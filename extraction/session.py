@@ -14,6 +14,7 @@ from extraction.spool_watch import SpoolWatch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
 
     from extraction.options import ExtractOptions
     from extraction.server_link import ServerLink
@@ -33,6 +34,7 @@ class Session:
 @asynccontextmanager
 async def open_session(
     options: ExtractOptions,
+    spool: Path,
     link: ServerLink,
     run: str,
     store_uuid: str,
@@ -46,21 +48,37 @@ async def open_session(
         Another client holds the spool, or it is another user's.
     """
     link.up.clear()
-    with spool_errors(), SpoolClient(options.spool, ClientInfo(run, store_uuid)) as spool:
-        watch = SpoolWatch(spool)
+    mirror_seconds = options.server_wait_seconds
+    async with _hold(link, spool, ClientInfo(run, store_uuid), mirror_seconds) as client:
+        watch = SpoolWatch(client)
         watching = asyncio.create_task(watch.run())
         requester = Requester(
             link,
-            spool,
+            client,
             watch,
             timeout_seconds=options.request_timeout_seconds,
             server_wait_seconds=options.server_wait_seconds,
             check_server=check_server,
         )
         try:
-            yield Session(spool, requester)
+            yield Session(client, requester)
         finally:
             await requester.abort_all(ABORT_SECONDS)
             await requester.close()
             watching.cancel()
-            spool.cleanup(run)
+            client.cleanup(run)
+
+
+@asynccontextmanager
+async def _hold(
+    link: ServerLink, path: Path, client: ClientInfo, mirror_seconds: float
+) -> AsyncIterator[SpoolClient]:
+    """Hold a spool of this machine, or one that is mirrored here."""
+    with spool_errors():
+        mirror = await link.mirror(mirror_seconds)
+        if mirror is None:
+            with SpoolClient(path, client) as spool:
+                yield spool
+        else:
+            async with mirror.hold(client) as spool:
+                yield spool

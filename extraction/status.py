@@ -42,17 +42,19 @@ Phase = Literal[
     "handshake",
     "creating the store",
     "extracting",
+    "waiting for other workers",
     "stopping",
     "ended",
 ]
-"""`waiting for server` lasts until it is announced in the spool, and healthy."""
+"""`waiting for server` lasts until it is announced in the spool, and healthy; `waiting for other
+workers` while only they have something to do."""
 
 
 class StageState(Record):
     """One stage of the pipeline at one moment.
 
-    Names, in a sample's order: `admit` (waits for spool budget), `queue` (for a seat in flight),
-    `request`, `answered` (in `request` too: answered over HTTP, and no dump yet), `memory` (waits
+    Names, in a sample's order: `admit` (waits until few wait before it), `queue` (for a server with a
+    free seat and room in its spool budget), `request`, `answered` (in `request` too: answered over HTTP, and no dump yet), `memory` (waits
     for memory budget), `check`, `write` (handed to the disk thread), `commit` (a block),
     `give-back` (appended, kept in the spool until its block is committed), `retry` (pauses before
     another attempt). What the disk threads are in, each alone: `disk:open`, `disk:read`,
@@ -67,10 +69,31 @@ class StageState(Record):
     """The oldest item: a request id, `sample N`, `block N`, or the file of a disk operation."""
 
 
+ServerPhase = Literal["waiting", "up", "parked", "leaving", "dropped"]
+"""What a run does with one of its servers: waits until it is there and has proven itself; asks it;
+probes it, as it went away; asks for nothing more, as it was taken out of the file; has refused it."""
+
+
+class ServerState(Record):
+    """One of a run's servers."""
+
+    url: str
+    spool: str
+    state: ServerPhase = "waiting"
+    in_flight: int = 0
+    in_flight_cap: int = 0
+    tokens: int = 0
+    """Asked of it by this run."""
+    message: str = ""
+    """Why it is not asked, where it is not."""
+
+
 class RunStatus(Record):
     """One state of a run. Bytes are raw (uncompressed) unless the name says otherwise."""
 
     run: str
+    worker: str = ""
+    """Such as 1/4, where several share the store; empty for a run that has it alone."""
     phase: Phase = "starting"
     updated_seconds: float = 0.0
     """Unix time of this state."""
@@ -80,7 +103,9 @@ class RunStatus(Record):
     """The same without symbolic links, once the worker has followed them."""
     spool: str = ""
     server: str = ""
-    """Its URL."""
+    """Its URL; of several servers that of the first one."""
+    servers: tuple[ServerState, ...] = ()
+    """All of them, once the run has begun to ask them."""
     host: str = ""
     boot_id: str = ""
     pid_namespace: str = ""

@@ -12,13 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from extraction.diagnosis.child import Child
-from extraction.diagnosis.copies import read_copies, runs_directory
+from extraction.diagnosis.copies import ALIVE_SECONDS, read_copies, runs_directory
 from extraction.diagnosis.find import find_pages
 from extraction.diagnosis.last_seen import parse_copies, parse_report
 from extraction.page import read_page
 from extraction.status import RunStatus, WatchStatus, watch_path
 from hsstore.errors import HsstoreError
-from hsstore.report import RunReport, StageReport, StallReport, StatusReport
+from hsstore.report import (
+    RunReport,
+    ServerReport,
+    StageReport,
+    StallReport,
+    StatusReport,
+    TotalReport,
+)
 from hsstore.store import Store
 
 if TYPE_CHECKING:
@@ -29,6 +36,7 @@ if TYPE_CHECKING:
 
 DEADLINE_SECONDS = 3.0
 SHOWN_COPIES = 5
+"""Of runs that have ended."""
 
 
 class StatusReader:
@@ -56,13 +64,16 @@ class StatusReader:
             for one in parse_copies(disk.get("copies", []))
             if one.status.run not in known
         ]
+        ended = [run for run in copies if not is_alive(run)]
+        runs = (*local, *(run for run in copies if is_alive(run)), *ended[:SHOWN_COPIES])
         return StatusReport(
             store=self._store,
             samples=disk.get("samples"),
             complete=disk.get("complete"),
             failed=disk.get("failed"),
             unread=self._hangs or disk.get("unread", ""),
-            runs=(*local, *copies[:SHOWN_COPIES]),
+            total=_total([run for run in runs if is_alive(run)], disk),
+            runs=runs,
         )
 
     def _ask_disk(self) -> dict[str, Any]:
@@ -88,11 +99,13 @@ def _read_disk(store: Path, tell: Tell) -> dict[str, Any]:
     found: dict[str, Any] = {"real": os.path.realpath(store), "copies": read_copies(store)}
     tell(f"reading {store}")
     try:
-        completion = Store.open(store).completion()
+        opened = Store.open(store)
+        spec, completion = opened.spec, opened.completion()
     except HsstoreError as error:
         return found | {"unread": str(error)}
     complete, failed = int(completion.complete.sum()), int((completion.failed > 0).sum())
-    return found | {"samples": len(completion.complete), "complete": complete, "failed": failed}
+    counts = {"samples": len(completion.complete), "complete": complete, "failed": failed}
+    return found | counts | {"tokens": spec.dataset.tokens}
 
 
 def _report(
@@ -108,6 +121,7 @@ def _report(
         run=status.run,
         source=source,
         age_seconds=max(now - status.updated_seconds, 0.0),
+        worker=status.worker,
         host=status.host,
         pid=status.worker_pid,
         phase=status.phase,
@@ -122,7 +136,9 @@ def _report(
         tokens_per_second_15min=status.tokens_per_second_15min,
         bytes_per_second_1min=status.bytes_per_second_1min,
         ratio=status.bytes_committed_now / stored if stored else None,
-        eta_seconds=left / rate if rate and status.exit_code is None else None,
+        eta_seconds=left / rate
+        if rate and status.exit_code is None and not status.worker
+        else None,
         in_flight=status.in_flight,
         in_flight_cap=status.in_flight_cap,
         open_blocks=status.open_blocks,
@@ -131,6 +147,7 @@ def _report(
         spool_used_bytes=status.spool_used_bytes,
         spool_budget_bytes=status.spool_budget_bytes,
         server=status.server,
+        servers=tuple(ServerReport(**one.model_dump()) for one in status.servers),
         heartbeat_age_seconds=_age(now, status.heartbeat_seconds),
         progress_age_seconds=max(now - status.progress_seconds, 0.0),
         stages=tuple(
@@ -146,6 +163,37 @@ def _report(
         message=status.message,
         exit_code=status.exit_code,
         stall=_stall(watch, now),
+    )
+
+
+def is_alive(run: RunReport) -> bool:
+    """Whether a run works, as far as it is seen from here."""
+    seen = run.source == "live" or (run.source == "copy" and run.age_seconds < ALIVE_SECONDS)
+    return seen and run.exit_code is None
+
+
+def _total(runs: list[RunReport], disk: dict[str, Any]) -> TotalReport | None:
+    """Add up what runs do, all of them alive; `disk` is what the store says of itself."""
+    if not runs:
+        return None
+
+    def total(name: str) -> Any:  # noqa: ANN401  # a count or a rate
+        return sum(getattr(run, name) for run in runs)
+
+    rate = total("tokens_per_second_15min") or total("tokens_per_second_1min")
+    eta = None
+    if rate and "samples" in disk:
+        pending = disk["samples"] - disk["complete"] - disk["failed"]
+        eta = pending * disk["tokens"] / disk["samples"] / rate
+    return TotalReport(
+        runs=len(runs),
+        complete_now=total("complete_now"),
+        tokens_now=total("tokens_now"),
+        in_flight=total("in_flight"),
+        tokens_per_second_1min=total("tokens_per_second_1min"),
+        tokens_per_second_15min=total("tokens_per_second_15min"),
+        bytes_per_second_1min=total("bytes_per_second_1min"),
+        eta_seconds=eta,
     )
 
 

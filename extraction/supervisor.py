@@ -191,14 +191,16 @@ class _Supervisor:
     def _first_status(self, worker_pid: int) -> RunStatus:
         """Return what is known before the worker has said anything."""
         now = time.time()
+        first = self._options.first_server
         return RunStatus(
             run="",
+            worker=self._options.worker_text,
             updated_seconds=now,
             started_seconds=now,
             progress_seconds=now,
             store=self._store,
-            spool=str(self._options.spool),
-            server=self._options.server,
+            spool=str(first.spool) if first else "",
+            server=first.url if first else "",
             worker_pid=worker_pid,
             supervisor_pid=os.getpid(),
         )

@@ -47,7 +47,7 @@ class Worker:
         self._options = options
         self._page = page
         self._run = Run(options, self._update)
-        self._pulse = Pulse(options.spool)
+        self._pulse = Pulse(*self._run.spools)
         self._tokens, self._bytes = RateMeter(), RateMeter()
         self._errors = _LastErrors()
         self._status = _first_status(self._run.id, options)
@@ -105,7 +105,9 @@ class Worker:
 
     def _update_progress(self) -> None:
         counters = self._counters()
-        busy = self._run.pipeline.flight.only_busy if self._run.pipeline else ""
+        fleet = self._run.fleet
+        busy = fleet.only_busy if fleet else ""
+        self._pulse.spools = self._run.spools
         self._pulse.look(
             tuple(counters.values()),
             computing_counts=self._status.phase in BEFORE_EXTRACTION,
@@ -120,6 +122,7 @@ class Worker:
             oldest_operation=oldest_quick_operation(),
             heartbeat_seconds=self._pulse.heartbeat_seconds,
             last_errors=tuple(self._errors.lines),
+            servers=tuple(member.show() for member in fleet.members) if fleet else (),
             in_flight=self._run.in_flight,
             only_busy=busy,
             **self._load(),
@@ -144,14 +147,15 @@ class Worker:
         pipeline = self._run.pipeline
         if pipeline is None:
             return {}
+        lanes = pipeline.fleet.lanes()
         return {
             "at_risk": tuple(pipeline.at_risk()[:AT_RISK_SAMPLES]),
-            "in_flight_cap": pipeline.flight.cap,
+            "in_flight_cap": sum(lane.flight.cap for lane in lanes),
             "open_blocks": len(pipeline.open_blocks),
             "retries": pipeline.retries,
-            "spool_used_bytes": pipeline.spool_budget.used_bytes,
-            "spool_budget_bytes": pipeline.spool_budget.limit_bytes,
-            "message": pipeline.message,
+            "spool_used_bytes": sum(lane.budget.used_bytes for lane in lanes),
+            "spool_budget_bytes": sum(lane.budget.limit_bytes for lane in lanes),
+            "message": pipeline.work.waiting or pipeline.message,
         }
 
     def _rates(self) -> dict[str, float]:
@@ -185,14 +189,16 @@ class _LastErrors(logging.Handler):
 
 def _first_status(run: str, options: ExtractOptions) -> RunStatus:
     now = time.time()
+    first = options.first_server
     return RunStatus(
         run=run,
+        worker=options.worker_text,
         updated_seconds=now,
         started_seconds=now,
         progress_seconds=now,
         store=os.path.abspath(options.store),  # noqa: PTH100  # as given: links are not followed
-        spool=str(options.spool),
-        server=options.server,
+        spool=str(first.spool) if first else "",
+        server=first.url if first else "",
         host=socket.gethostname(),
         boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
         pid_namespace=pid_namespace(),

@@ -12,9 +12,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from hsstore.create import create_store
+    from hsstore.location import Location
     from hsstore.store import Sample, Store
 
 __all__ = ["Sample", "Store", "create_store", "open"]
@@ -22,7 +21,7 @@ __all__ = ["Sample", "Store", "create_store", "open"]
 _HOME = {"Sample": "hsstore.store", "Store": "hsstore.store", "create_store": "hsstore.create"}
 
 
-def open(path: str | Path) -> Store:  # noqa: A001  # as zarr.open and tarfile.open
+def open(path: str | Location) -> Store:  # noqa: A001  # as zarr.open and tarfile.open
     """Open a store; see `hsstore.store.Store.open`."""
     from hsstore.store import Store  # noqa: PLC0415
 

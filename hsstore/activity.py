@@ -1,4 +1,4 @@
-"""What this process is doing on the disk right now, so that a hang can name its file.
+"""What this process is doing on the disk or in an object store right now, so that a hang can name its file.
 
 Every blocking operation on a file registers itself here, in plain shared memory of the process:
 another thread sees the operation, its file and since when, while the thread itself hangs.
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+    from hsstore.location import Location
 
 Kind = Literal["open", "read", "write", "fsync", "rename", "unlink"]
 
@@ -41,8 +42,8 @@ _ticked = 0
 
 
 @contextmanager
-def operation(kind: Kind, path: Path) -> Iterator[None]:
-    """Show what the thread is doing while it does it; a success counts as progress."""
+def operation(kind: Kind, path: Location | str) -> Iterator[None]:
+    """Show what the thread is doing, with a file or a URL, while it does it; a success counts as progress."""
     thread = threading.get_native_id()
     outer = _current.get(thread)
     _current[thread] = Operation(kind, str(path), time.monotonic(), thread, next(_serials))

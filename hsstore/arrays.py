@@ -28,6 +28,7 @@ from hsstore.files import (
     read_again_if_stale,
     write_durably,
 )
+from hsstore.location import RemotePath, require_local
 from hsstore.rows import RowReader
 from hsstore.zarr_dtype import BFloat16
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
     from hsstore.dtype import DTypeName
     from hsstore.layout import Geometry
+    from hsstore.location import Location
 
 SAMPLES_A_CHUNK = 1 << 16
 """Samples in one chunk of the arrays that the plan fixes."""
@@ -119,19 +121,20 @@ class ArrayLayout:
 class Arrays:
     """The group of one store and its arrays."""
 
-    def __init__(self, group: zarr.Group) -> None:
+    def __init__(self, root: Location, group: zarr.Group) -> None:
+        self._root = root
         self._group = group
         self._opened: dict[str, zarr.Array[Any]] = {}
-        self._rows = RowReader(self._path(""))
+        self._rows = RowReader(root)
 
     @classmethod
     def create(cls, root: Path) -> Arrays:
         """Create the root group in an existing, empty directory."""
         with output_errors(root):
-            return cls(zarr.create_group(DurableStore(root), zarr_format=3))
+            return cls(root, zarr.create_group(DurableStore(root), zarr_format=3))
 
     @classmethod
-    def open(cls, root: Path) -> Arrays:
+    def open(cls, root: Location) -> Arrays:
         """Open the root group; nothing is written before `write` or `put_group`.
 
         Raises
@@ -141,11 +144,24 @@ class Arrays:
         CorruptStoreError
             Its zarr.json is damaged.
         """
+        if isinstance(root, RemotePath):
+            return cls._open_objects(root)
         with operation("read", root / "zarr.json"):
             if not (root / "zarr.json").is_file():
                 raise InputError(f"{root}: no hsstore store is there (it has no zarr.json)")
         try:
-            return cls(zarr.open_group(DurableStore(root), mode="r+", zarr_format=3))
+            return cls(root, zarr.open_group(DurableStore(root), mode="r+", zarr_format=3))
+        except _BAD_METADATA as error:
+            raise CorruptStoreError(f"{root / 'zarr.json'} is damaged: {error}") from error
+
+    @classmethod
+    def _open_objects(cls, root: RemotePath) -> Arrays:
+        from hsstore.zarr_objects import ObjectStore  # noqa: PLC0415  # few stores are remote
+
+        try:
+            return cls(root, zarr.open_group(ObjectStore(root), mode="r", zarr_format=3))
+        except FileNotFoundError:
+            raise InputError(f"{root}: no hsstore store is there (it has no zarr.json)") from None
         except _BAD_METADATA as error:
             raise CorruptStoreError(f"{root / 'zarr.json'} is damaged: {error}") from error
 
@@ -226,7 +242,7 @@ class Arrays:
             A chunk does not pass its crc32c or does not decode.
         """
         try:
-            with operation("read", self._path(name)):
+            with operation("read", self._root / name):
                 return np.asarray(read_again_if_stale(lambda: self._array(name)[where]))
         except (ValueError, RuntimeError) as error:
             raise CorruptStoreError(f"array {name}: {error}") from error
@@ -245,9 +261,9 @@ class Arrays:
         array = self._array(name)
         grid = zip(array.shape, array.shards or array.chunks, strict=True)
         expected = math.prod(-(-size // part) for size, part in grid)
-        files = self._path(name).glob("c.*")
+        sizes = _chunk_sizes(self._root / name)
         return expected - sum(
-            file.suffix != PARTIAL_SUFFIX and file.stat().st_size > 0 for file in files
+            not file.endswith(PARTIAL_SUFFIX) and size > 0 for file, size in sizes.items()
         )
 
     def put_group(self, path: str, attributes: dict[str, Any]) -> None:
@@ -263,7 +279,7 @@ class Arrays:
 
         A directory without a zarr.json is none yet: its writer was killed as it began.
         """
-        inside = [entry.parent.name for entry in self._path(path).glob("*/zarr.json")]
+        inside = _groups_in(self._root / path)
         try:
             return {name: dict(self._group[f"{path}/{name}"].attrs) for name in sorted(inside)}
         except _BAD_METADATA as error:
@@ -285,6 +301,19 @@ class Arrays:
         return array.with_config({"write_empty_chunks": True})
 
     def _path(self, name: str) -> Path:
-        store = self._group.store
-        root: Path = store.root  # type: ignore[attr-defined]  # always a DurableStore
-        return root / name
+        """Return where something is written."""
+        return require_local(self._root, "hsstore writes") / name
+
+
+def _chunk_sizes(array: Location) -> dict[str, int]:
+    """Return the sizes of an array's chunk files in bytes, by name."""
+    if isinstance(array, RemotePath):
+        return {name: size for name, size in array.find().items() if name.startswith("c.")}
+    return {file.name: file.stat().st_size for file in array.glob("c.*")}
+
+
+def _groups_in(path: Location) -> list[str]:
+    if isinstance(path, RemotePath):
+        parts = (name.split("/") for name in path.find())
+        return [group for group, *rest in parts if rest == ["zarr.json"]]
+    return [entry.parent.name for entry in path.glob("*/zarr.json")]

@@ -1,73 +1,44 @@
 """Who may write which span: one claim file a span, beside the store.
 
+::
+
+    STORE.runs/claims/
+    ├── <run>.lock        locked while the run lives; its time is renewed every few seconds
+    ├── 17                who owns span 17
+    └── worker-1-of-4     who is worker 1 of 4
+
 A claim is created exclusively before the span is written, so no two runs ever write one file. A
 run holds a lock for its whole life; on the same host, boot and pid namespace a free lock proves
 that the claim's owner is dead, and only then is the claim taken over. The lock of the dead run is
-held meanwhile, so that of several heirs one wins.
+held meanwhile, so that of several heirs one wins. Where locks do not reach, a claim is taken over
+only on demand, and only from a run that has given no sign of life for a while.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
-import socket
-import time
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
-from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Self
 
-from pydantic import ValidationError
-
 from hsstore.activity import operation
-from hsstore.errors import RefusedError
+from hsstore.claim import Claim, read_claim, read_claims
+from hsstore.errors import OutputError, RefusedError
 from hsstore.files import PARTIAL_SUFFIX, make_directory, output_errors, write_durably
-from hsstore.spec import COMPLETION, Record
+from hsstore.liveness import Beat, Others, lives, lock_path, open_lock
+from hsstore.spec import COMPLETION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Container, Iterable, Iterator
+    from pathlib import Path
 
     from hsstore.store import Store
 
+__all__ = ["Claim", "Claims", "lives", "read_claims"]
 
 LINKS_A_CLAIM = 1000
 """Spans whose claims are one file under many names; file systems allow some ten thousand."""
-
-
-LOOK_SECONDS = 0.2
-"""So long somebody may hold a lock who only looks at it."""
-
-
-class Claim(Record):
-    """The content of a claim file: who owns the span."""
-
-    run: str
-    host: str
-    boot: str
-    """Kernel boot id: after a reboot no process of before is alive."""
-    pid_namespace: str
-    pid: int
-    since: str
-
-    @classmethod
-    def of_this_process(cls, run: str) -> Claim:
-        """Describe this process."""
-        return cls(
-            run=run,
-            host=socket.gethostname(),
-            boot=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
-            pid_namespace=str(Path("/proc/self/ns/pid").readlink()),
-            pid=os.getpid(),
-            since=datetime.now(UTC).isoformat(timespec="seconds"),
-        )
-
-    def shares_locks_with(self, other: Claim) -> bool:
-        """Say whether a free lock of one proves to the other that it is dead."""
-        return (self.host, self.boot, self.pid_namespace) == (
-            other.host,
-            other.boot,
-            other.pid_namespace,
-        )
+_PLACE = "worker-"
 
 
 class Claims:
@@ -79,20 +50,30 @@ class Claims:
         Identity of the run, unique.
     take_over : bool
         Take claims also where the death of their owner cannot be proven from here: it made them
-        on another host, before a reboot, or in another container.
+        on another host, before a reboot, or in another container. It must have been silent for
+        `SILENT_SECONDS`, which is waited for.
+    worker : str
+        Which of several workers on this store the run is, such as 1/4.
     """
 
-    def __init__(self, store: Store, run: str, *, take_over: bool = False) -> None:
+    def __init__(
+        self, store: Store, run: str, *, take_over: bool = False, worker: str = ""
+    ) -> None:
         self._store = store
-        self._take_over = take_over
-        self._me = Claim.of_this_process(run)
+        self._me = Claim.of_this_process(run, worker)
         self._directory = store.runs_path / "claims"
+        self.others = Others(self._directory, self._me, take_over=take_over)
         self._held: set[int] = set()
+        self._place: Path | None = None
+        self._alone = Lock()
         with output_errors(self._directory):
             make_directory(self._directory)
-            self._lock = _open_lock(self._lock_path(run))
+            self._lock = open_lock(self._lock_path(run))
         if self._lock is None:
             raise RefusedError(f"run {run} is already going on")
+        self._beat = Beat(self._lock_path(run))
+
+    # --- the whole store ----------------------------------------------------------------------
 
     def take(self, spans: Iterable[int]) -> None:
         """Claim spans, and remove what dead runs left unpublished in their shards.
@@ -105,12 +86,111 @@ class Claims:
             Another run owns one of them; the message names it.
         """
         wanted = list(spans)
-        for first in range(0, len(wanted), LINKS_A_CLAIM):
-            with self._written() as mine:
-                for span in wanted[first : first + LINKS_A_CLAIM]:
-                    self._take(span, mine)
-        self._take_from_the_dead()
-        self._remove_leftovers()
+        with self._alone:
+            for first in range(0, len(wanted), LINKS_A_CLAIM):
+                with self._written() as mine:
+                    for span in wanted[first : first + LINKS_A_CLAIM]:
+                        self._take(self._path(span), mine)
+                        self._held.add(span)
+            self._remove_leftovers(self._held | self._take_from_the_dead())
+
+    def refuse_workers(self) -> None:
+        """Make sure that no worker is at work; what dead ones left of their numbers is removed.
+
+        Raises
+        ------
+        RefusedError
+            It names one.
+        """
+        try:
+            with output_errors(self._directory):
+                for path in self._directory.glob(f"{_PLACE}*"):
+                    self._remove_if_dead(path)
+        except RefusedError as error:
+            raise RefusedError(
+                "workers extract into this store: start this run with --worker too, and it works "
+                f"beside them. {error}"
+            ) from error
+
+    # --- a worker's part of it ----------------------------------------------------------------
+
+    def take_place(self) -> None:
+        """Be the worker of this number, which nobody else is.
+
+        Raises
+        ------
+        RefusedError
+            Somebody else is, or a run that is no worker writes the store.
+        """
+        number = self._me.worker
+        place = self._directory / (_PLACE + number.replace("/", "-of-"))
+        with output_errors(place):
+            self._sign_lock()
+            try:
+                self._take(place, self._lock_path(self._me.run))
+            except RefusedError as error:
+                raise RefusedError(f"worker {number} is there already: {error}") from error
+            self._place = place
+            for path in self._directory.glob(f"{_PLACE}*"):
+                with suppress(RefusedError):
+                    self._remove_if_dead(path, patient=False)
+        for claim, _ in read_claims(self._directory).values():
+            if not claim.worker:
+                self._refuse_beside(claim)
+
+    def try_to_take(self, span: int) -> bool:
+        """Claim a span; return False where it is another's who lives, or may live.
+
+        Costs no fsync: the claim is one more name of the lock file, which says whose it is.
+        """
+        path = self._path(span)
+        with self._alone, output_errors(path):
+            if self._lock is None:  # all was given back, while we waited for our turn
+                return False
+            try:
+                self._take(path, self._lock_path(self._me.run), patient=False)
+            except RefusedError:
+                return False
+            self._held.add(span)
+            self._remove_leftovers({span})
+            return True
+
+    def give(self, span: int) -> None:
+        """Give one claim back."""
+        path = self._path(span)
+        with self._alone, output_errors(path):
+            self._give(path)
+            self._held.discard(span)
+
+    def take_again(self, span: int) -> None:
+        """Make sure that a span is ours, also one that was given back.
+
+        Raises
+        ------
+        RefusedError
+            Somebody else has it now.
+        """
+        if span not in self._held:
+            self.try_to_take(span)
+        self.check(span)
+
+    def bury(self) -> None:
+        """Inherit all claims of dead runs: they are given back with our own."""
+        with self._alone, output_errors(self._directory):
+            # Not in what we held before: there our own blocks may be open.
+            self._remove_leftovers(self._take_from_the_dead())
+
+    def owner(self, span: int) -> Claim | None:
+        """Return who has a span.
+
+        Raises
+        ------
+        RefusedError
+            The claim is damaged; the message names its file.
+        """
+        return read_claim(self._path(span))
+
+    # --- both ---------------------------------------------------------------------------------
 
     def check(self, span: int) -> None:
         """Make sure that a span still belongs to this run.
@@ -119,27 +199,28 @@ class Claims:
         ------
         RefusedError
         """
-        owner = self._read(span)
+        owner = self.owner(span)
         if owner != self._me:
             raise RefusedError(
-                f"span {span} was taken over by {_who(owner)} while this run was writing it; "
+                f"span {span} was taken over by {owner.who if owner else 'nobody'} while this run was writing it; "
                 "this run has written nothing since"
             )
 
     def release(self) -> None:
         """Give all claims back; also what a clean end of a run does."""
-        for span in sorted(self._held):
+        self._beat.end()
+        with self._alone:
             # On a broken disk a claim stays: its lock is free, so the next run inherits it.
-            with suppress(OSError, RefusedError):
-                if self._read(span) == self._me:
-                    with operation("unlink", self._path(span)):
-                        self._path(span).unlink(missing_ok=True)
-        self._held.clear()
-        if self._lock is not None:
-            with suppress(OSError):
-                self._lock_path(self._me.run).unlink(missing_ok=True)
-            os.close(self._lock)
-            self._lock = None
+            for path in [*map(self._path, sorted(self._held)), self._place]:
+                with suppress(OSError, RefusedError, OutputError):
+                    self._give(path)
+            self._held.clear()
+            self._place = None
+            if self._lock is not None:
+                with suppress(OSError):
+                    self._lock_path(self._me.run).unlink(missing_ok=True)
+                os.close(self._lock)
+                self._lock = None
 
     def __enter__(self) -> Self:
         return self
@@ -152,75 +233,83 @@ class Claims:
         """Write a claim that is durable before its first link: one fsync for many spans."""
         mine = self._directory / f".{self._me.run}"
         with output_errors(mine):
-            write_durably(mine, self._me.model_dump_json().encode())
+            write_durably(mine, self._me.text())
             try:
                 yield mine
             finally:
                 mine.unlink(missing_ok=True)
 
-    def _take(self, span: int, mine: Path) -> None:
-        try:
-            self._path(span).hardlink_to(mine)  # exclusive, and never half written
-        except FileExistsError:
-            self._inherit(span, mine)
-        self._held.add(span)
+    def _sign_lock(self) -> None:
+        """Let the lock file be a claim as well, for others' eyes under the names that it gets."""
+        if self._lock is not None:
+            with operation("fsync", self._lock_path(self._me.run)):
+                os.pwrite(self._lock, self._me.text(), 0)
+                os.fsync(self._lock)
 
-    def _take_from_the_dead(self) -> None:
+    def _take(self, path: Path, mine: Path, *, patient: bool = True) -> None:
+        taken = False
+        while not taken:
+            try:
+                path.hardlink_to(mine)  # exclusive, and never half written
+                taken = True
+            except FileExistsError:
+                owner = read_claim(path)
+                # Ours: a network file system may say so of what it has done itself, when asked twice.
+                taken = owner == self._me or self._inherit(path, owner, mine, patient=patient)
+
+    def _take_from_the_dead(self) -> set[int]:
+        """Claim what the dead had, and return it."""
+        before = set(self._held)
         claimed = {int(path.name) for path in self._directory.iterdir() if path.name.isdigit()}
         for span in sorted(claimed - self._held):
             # Refused: its owner lives, perhaps. Nothing that we need.
             with suppress(RefusedError), self._written() as mine:
-                self._take(span, mine)
+                self._take(self._path(span), mine, patient=False)
+                self._held.add(span)
+        return self._held - before
 
-    def _inherit(self, span: int, mine: Path) -> None:
-        owner = self._read(span)
-        with self._proof_of_death(owner):
-            now = self._read(span)
-            if now is None:  # given back this moment
-                self._path(span).hardlink_to(mine)
-            elif now == owner:
-                heir = mine.with_name(f"{mine.name}.{span}")
-                heir.hardlink_to(mine)
-                heir.replace(self._path(span))
-            else:
-                raise RefusedError(self._refusal(now))
-
-    @contextmanager
-    def _proof_of_death(self, owner: Claim | None) -> Iterator[None]:
+    def _inherit(self, path: Path, owner: Claim | None, mine: Path, *, patient: bool) -> bool:
+        """Take a dead run's claim; return False where there is none any more."""
         if owner is None:
-            yield
+            return False
+        with self.others.proof_of_death(owner, patient=patient):
+            now = read_claim(path)
+            if now == owner:
+                heir = self._directory / f".{self._me.run}.{path.name}"
+                heir.hardlink_to(mine)
+                heir.replace(path)
+            elif now is not None:
+                raise RefusedError(self.others.refusal(now))
+            return now is not None
+
+    def _remove_if_dead(self, path: Path, *, patient: bool = True) -> None:
+        owner = read_claim(path)
+        if owner is None or owner == self._me:
             return
-        lock = None
-        if self._take_over or owner.shares_locks_with(self._me):
-            lock = _open_lock(self._lock_path(owner.run))
-        if lock is None:
-            raise RefusedError(self._refusal(owner))
+        with self.others.proof_of_death(owner, patient=patient):
+            if read_claim(path) == owner:
+                path.unlink(missing_ok=True)
+
+    def _refuse_beside(self, owner: Claim) -> None:
+        """Refuse to work beside a run that is no worker, unless it is dead."""
         try:
-            yield
-        finally:
-            os.close(lock)
+            with self.others.proof_of_death(owner):
+                pass
+        except RefusedError as error:
+            raise RefusedError(
+                f"a run without --worker has this store alone, and workers cannot work beside it: {error}"
+            ) from error
 
-    def _refusal(self, owner: Claim) -> str:
-        text = (
-            f"this store is being written by {_who(owner)}; wait for it, or stop it, then run again"
-        )
-        if self._take_over or owner.shares_locks_with(self._me):
-            return text
-        return (
-            f"{text}. Whether it lives cannot be told from here (another host, boot or container): "
-            "if you are sure that it is dead, run again with --take-over"
-        )
-
-    def _remove_leftovers(self) -> None:
-        """Remove what dead runs did not publish in the spans that this run owns."""
+    def _remove_leftovers(self, spans: Container[int]) -> None:
+        """Remove what dead runs did not publish in spans that this run has just claimed."""
         root = self._store.path
         with output_errors(root):
             for partial in root.glob(f"hidden_states/c.*{PARTIAL_SUFFIX}"):
-                if self._span_of_shard(_chunk_number(partial)) in self._held:
+                if self._span_of_shard(_chunk_number(partial)) in spans:
                     partial.unlink(missing_ok=True)
             for name in COMPLETION:
                 for partial in root.glob(f"{name}/c.*{PARTIAL_SUFFIX}"):
-                    if _chunk_number(partial) in self._held:
+                    if _chunk_number(partial) in spans:
                         partial.unlink(missing_ok=True)
 
     def _span_of_shard(self, shard: int) -> int | None:
@@ -228,83 +317,18 @@ class Claims:
         block = int(layout.block_shard.searchsorted(shard, side="right")) - 1
         return layout.block(block).span if block < layout.blocks else None
 
-    def _read(self, span: int) -> Claim | None:
-        try:
-            with operation("read", self._path(span)):
-                return Claim.model_validate_json(self._path(span).read_bytes())
-        except FileNotFoundError:
-            return None
-        except ValidationError as error:
-            raise RefusedError(f"{self._path(span)} is not a claim: {error}; remove it") from error
+    def _give(self, path: Path | None) -> None:
+        if path is not None and read_claim(path) == self._me:
+            with operation("unlink", path):
+                path.unlink(missing_ok=True)
 
     def _path(self, span: int) -> Path:
         return self._directory / str(span)
 
     def _lock_path(self, run: str) -> Path:
-        return self._directory / f"{run}.lock"
-
-
-def read_claims(directory: Path) -> dict[str, tuple[Claim, int]]:
-    """Return, by run, its claim, and how many spans it has; nothing where there are none."""
-    found: dict[str, tuple[Claim, int]] = {}
-    with suppress(OSError):  # no directory
-        for path in directory.iterdir():
-            claim = _claim_or_none(path) if path.name.isdigit() else None
-            if claim is not None:
-                found[claim.run] = (claim, found.get(claim.run, (claim, 0))[1] + 1)
-    return found
-
-
-def _claim_or_none(path: Path) -> Claim | None:
-    try:
-        return Claim.model_validate_json(path.read_bytes())
-    except (
-        OSError,
-        ValueError,
-    ):  # given back just now; or damaged, as a run that wants it will say
-        return None
-
-
-def lives(directory: Path, run: str) -> bool:
-    """Say whether a process holds the lock of a run's claims; changes nothing."""
-    try:
-        descriptor = os.open(directory / f"{run}.lock", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
-def _open_lock(path: Path) -> int | None:
-    """Take a lock file exclusively, or return None when somebody holds it.
-
-    Who only asks whether a run lives holds it for a moment: that is waited for.
-    """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    deadline = time.monotonic() + LOOK_SECONDS
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                os.close(descriptor)
-                return None
-            time.sleep(LOOK_SECONDS / 20)
-        else:
-            return descriptor
+        return lock_path(self._directory, run)
 
 
 def _chunk_number(path: Path) -> int:
     """Return k of a file `c.<k>...`."""
     return int(path.name.split(".")[1])
-
-
-def _who(owner: Claim | None) -> str:
-    if owner is None:
-        return "nobody"
-    return f"run {owner.run} (pid {owner.pid} on {owner.host}, since {owner.since})"

@@ -8,7 +8,8 @@
     ├── CorruptStoreError     exit 1   stored bytes are not what was promised: verify, repair
     ├── NotExtractedError     exit 1   this sample has no payload (pending or failed)
     ├── OutputError           exit 74  the output file system refused: full, read-only, broken
-    └── InterruptedRunError   exit 75  stopped or stalled: run the same command again
+    ├── InterruptedRunError   exit 75  stopped or stalled: run the same command again
+    └── UnreachableError      exit 75  an object store does not answer: run the same command again
 
 Whatever else ends a run is a bug, not one of these: exit 70, "unexpected", with its cause.
 
@@ -17,7 +18,10 @@ A message says what was found, where (file, line, sample, field), and what to do
 
 from __future__ import annotations
 
+import errno
 from typing import ClassVar
+
+from typing_extensions import override
 
 
 class HsstoreError(Exception):
@@ -56,3 +60,20 @@ class InterruptedRunError(HsstoreError):
     """The run was stopped or stalled. Nothing committed is lost; a rerun continues."""
 
     exit_code = 75
+
+
+class UnreachableError(HsstoreError, OSError):
+    """An object store did not answer, also after several attempts: to readers what a failing disk is."""
+
+    exit_code = 75
+
+    def __init__(self, message: str) -> None:
+        super().__init__(errno.EIO, message)
+
+    @override
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+    @override
+    def __reduce__(self) -> tuple[type[UnreachableError], tuple[str]]:
+        return type(self), (str(self),)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hsstore.layout import chunks_at
 
 if TYPE_CHECKING:
@@ -59,7 +61,25 @@ class SampleIndex:
         self.geometry = geometry
         self.row_start = PlanColumn(lambda where: read("row_start", where))
         self.length = PlanColumn(lambda where: read("length", where))
+        self._read = read
+        self._ids: tuple[int, npt.NDArray[np.bytes_]] = (-1, np.zeros(0, np.bytes_))
+
+    def sample_id(self, sample: int) -> str:
+        """Return the dataset's own id of a sample; the page that was read last is kept."""
+        page, inside = divmod(sample, PAGE_SAMPLES)
+        number, ids = self._ids
+        if number != page:
+            where = slice(page * PAGE_SAMPLES, (page + 1) * PAGE_SAMPLES)
+            ids = as_text(self._read("sample_id", where))
+            self._ids = (page, ids)
+        return bytes(ids[inside]).decode()
 
     def chunks_of(self, sample: int, length: int) -> Iterator[ChunkPlace]:
         """Yield the chunks of a sample in the order in which they are written."""
         return chunks_at(self.geometry, self.row_start[sample], length)
+
+
+def as_text(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.bytes_]:
+    """Return ids, (n, width) padded with zeros, as UTF-8, (n,)."""
+    packed = np.ascontiguousarray(packed)
+    return packed.view(f"S{packed.shape[1]}").ravel()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hsstore.location import RemotePath
 from hsstore.report import Info
 
 if TYPE_CHECKING:
+    from hsstore.location import Location
     from hsstore.store import Store
 
 
@@ -27,10 +28,10 @@ def store_info(store: Store) -> Info:
     state = store.completion()
     tokens_complete = int(store.length[state.complete].sum(dtype=np.int64))
     bytes_raw = tokens_complete * layout.geometry.row_bytes
-    files, bytes_stored = disk_usage(store.path)
+    files, bytes_stored = disk_usage(store.location)
     codes, counts = np.unique(state.failed[state.failed != 0], return_counts=True)
     return Info(
-        path=str(store.path),
+        path=str(store.location),
         samples=len(store),
         complete=int(state.complete.sum()),
         failed=int(counts.sum()),
@@ -62,18 +63,23 @@ def store_info(store: Store) -> Info:
     )
 
 
-def disk_usage(root: Path) -> tuple[int, int]:
-    """Count the files below a directory, and their bytes.
+def disk_usage(root: Location) -> tuple[int, int]:
+    """Count the files or objects below a directory or URL, and their bytes."""
+    if isinstance(root, RemotePath):
+        sizes = root.find().values()
+        return len(sizes), sum(sizes)
+    return _usage(str(root))
 
-    There may be millions: no `Path` for each.
-    """
+
+def _usage(directory: str) -> tuple[int, int]:
+    """Count the files below a directory; there may be millions: no `Path` for each."""
     files = size = 0
-    with os.scandir(root) as entries:
+    with os.scandir(directory) as entries:
         for entry in entries:
             # A run may be renaming files meanwhile.
             with suppress(FileNotFoundError):
                 if entry.is_dir():
-                    below = disk_usage(Path(entry.path))
+                    below = _usage(entry.path)
                     files, size = files + below[0], size + below[1]
                 elif entry.is_file():
                     files, size = files + 1, size + entry.stat().st_size

@@ -8,6 +8,9 @@ file system calls stale (ESTALE), or of which it knows old sizes: another host h
 A sample is one range of bytes in its shard, or of each shard that it takes. The kernel is told of all
 of it at once; then threads copy and decode it side by side, chunk by chunk, each straight to where
 it belongs. So the disk has one request to work on, and the cores find in their caches what they decode.
+
+In an object store each of these ranges is one request, all of a sample's are under way together, and then
+threads decode.
 """
 
 from __future__ import annotations
@@ -27,12 +30,12 @@ from hsstore.decoders import run_all
 from hsstore.dtype import bits_dtype
 from hsstore.errors import CorruptStoreError
 from hsstore.files import refresh_attributes
-from hsstore.shard import shard_path
+from hsstore.location import RemotePath
+from hsstore.shard import open_shard, shard_path
 from hsstore.shard.reader import ShardReader, shard_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     import numpy.typing as npt
 
@@ -40,12 +43,16 @@ if TYPE_CHECKING:
     from hsstore.dtype import DTypeName
     from hsstore.index import PlanColumn, SampleIndex
     from hsstore.layout import ChunkPlace, Layout
+    from hsstore.location import Location
     from hsstore.shard.ranges import Read
+    from hsstore.shard.remote import RemoteShard
 
     Slots = slice | npt.NDArray[np.int64]
 
 OPEN_SHARDS = 64
 """Shards kept open, with their index, by one reader."""
+KNOWN_SHARDS = 4096
+"""In an object store nothing is kept open: this is 25 MB of indexes of 1 GiB shards."""
 EXPECTED_READS = 32
 """So many reads ahead the kernel is told of: a window of 64 MB, where samples are longer."""
 SPARE_ROWS = 4
@@ -70,7 +77,7 @@ class Piece:
 class Fetch:
     """One read of a shard, and what becomes of each of its parts."""
 
-    shard: ShardReader
+    shard: ShardReader | RemoteShard
     read: Read
     pieces: list[Piece]
 
@@ -88,7 +95,7 @@ class PayloadReader:
 
     Parameters
     ----------
-    root : Path
+    root : Path or RemotePath
         The store.
     length : int (n,)
         Tokens of each sample.
@@ -98,7 +105,7 @@ class PayloadReader:
 
     def __init__(
         self,
-        root: Path,
+        root: Location,
         layout: Layout | SampleIndex,
         length: npt.NDArray[Any] | PlanColumn,
         dtype: DTypeName,
@@ -110,7 +117,8 @@ class PayloadReader:
         self._length = length
         self._bits = bits_dtype(dtype)
         self._codec = codec
-        self._open: OrderedDict[int, ShardReader] = OrderedDict()
+        self._open: OrderedDict[int, ShardReader | RemoteShard] = OrderedDict()
+        self._most_open = KNOWN_SHARDS if isinstance(root, RemotePath) else OPEN_SHARDS
         self._lock = Lock()
         self._threads = local()
 
@@ -194,7 +202,10 @@ class PayloadReader:
     def read_encoded(self, sample: int, place: ChunkPlace) -> bytes:
         """Read one encoded chunk of a sample as it is stored."""
         try:
-            return self._shard(place.shard).read(place.chunk)
+            shard = self._shard(place.shard)
+            if isinstance(shard, ShardReader):
+                return shard.read(place.chunk)
+            return shard.read_on(place.chunk)
         except CorruptStoreError as error:
             raise CorruptStoreError(f"sample {sample}: {error}") from None
 
@@ -242,6 +253,9 @@ class PayloadReader:
 
     def _read(self, sample: int, pieces: list[Piece]) -> None:
         fetches = list(self._fetches(sample, pieces))
+        if isinstance(self._root, RemotePath):
+            self._take_objects(sample, fetches)
+            return
         cold = len(fetches) > 1 and not (fetches[0].is_cached() and fetches[-1].is_cached())
         expected = fetches if cold else []
         for fetch in expected[:EXPECTED_READS]:
@@ -270,13 +284,32 @@ class PayloadReader:
         except CorruptStoreError as error:
             raise CorruptStoreError(f"sample {sample}: {error}") from None
         for piece, part in zip(fetch.pieces, fetch.read.parts, strict=True):
-            try:
-                chunk = encoded[part.start : part.start + part.nbytes]
-                self._codec.decode(chunk, piece.target, piece.first_row, piece.slots)
-            except CorruptStoreError as error:
-                raise CorruptStoreError(
-                    f"sample {sample}: shard c.{piece.shard}.0.0 chunk {piece.chunk}: {error}"
-                ) from None
+            self._decode(sample, piece, encoded[part.start : part.start + part.nbytes])
+
+    def _take_objects(self, sample: int, fetches: list[Fetch]) -> None:
+        """Read all ranges side by side, then decode all chunks."""
+        from hsstore.shard.remote import RemoteShard, read_ranges  # noqa: PLC0415  # brings fsspec
+
+        shards = [fetch.shard for fetch in fetches if isinstance(fetch.shard, RemoteShard)]
+        try:
+            ranges = read_ranges(shards, [fetch.read for fetch in fetches])
+        except CorruptStoreError as error:
+            raise CorruptStoreError(f"sample {sample}: {error}") from None
+        run_all(
+            [
+                partial(self._decode, sample, piece, encoded[part.start : part.start + part.nbytes])
+                for fetch, encoded in zip(fetches, ranges, strict=True)
+                for piece, part in zip(fetch.pieces, fetch.read.parts, strict=True)
+            ]
+        )
+
+    def _decode(self, sample: int, piece: Piece, encoded: npt.NDArray[np.uint8]) -> None:
+        try:
+            self._codec.decode(encoded, piece.target, piece.first_row, piece.slots)
+        except CorruptStoreError as error:
+            raise CorruptStoreError(
+                f"sample {sample}: shard c.{piece.shard}.0.0 chunk {piece.chunk}: {error}"
+            ) from None
 
     def _scratch(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Return this thread's memory for encoded bytes; it is the same one every time."""
@@ -285,22 +318,33 @@ class PayloadReader:
             scratch = self._threads.scratch = np.empty(nbytes, np.uint8)
         return scratch
 
-    def _shard(self, shard: int) -> ShardReader:
+    def _shard(self, shard: int) -> ShardReader | RemoteShard:
         with self._lock:
             reader = self._open.pop(shard, None)
             if reader is not None and self._is_stale(reader):
                 reader = None  # still in use by other threads, perhaps: closed when unreferenced
-            if reader is None:
-                reader = ShardReader(
-                    shard_path(self._root, shard), self._layout.geometry.shard_chunks
-                )
-            self._open[shard] = reader
-            while len(self._open) > OPEN_SHARDS:
-                self._open.popitem(last=False)
-            return reader
+            if reader is None and not isinstance(self._root, RemotePath):
+                reader = self._open_shard(shard)
+            if reader is not None:
+                self._keep(shard, reader)
+                return reader
+        reader = self._open_shard(shard)  # others need not wait for the answer
+        with self._lock:
+            self._keep(shard, reader)
+        return reader
+
+    def _open_shard(self, shard: int) -> ShardReader | RemoteShard:
+        return open_shard(shard_path(self._root, shard), self._layout.geometry.shard_chunks)
+
+    def _keep(self, shard: int, reader: ShardReader | RemoteShard) -> None:
+        self._open[shard] = reader
+        while len(self._open) > self._most_open:
+            self._open.popitem(last=False)
 
     @staticmethod
-    def _is_stale(reader: ShardReader) -> bool:
+    def _is_stale(reader: ShardReader | RemoteShard) -> bool:
+        if not isinstance(reader, ShardReader):
+            return False  # it asks for its version with each range
         try:
             return shard_version(reader.path) != reader.version
         except OSError:  # it is gone, or not the file that we opened: opening it will tell
@@ -310,7 +354,8 @@ class PayloadReader:
         for shard in {piece.shard for piece in pieces}:
             with self._lock:
                 self._open.pop(shard, None)
-            refresh_attributes(shard_path(self._root, shard))
+            if not isinstance(self._root, RemotePath):
+                refresh_attributes(shard_path(self._root, shard))
 
 
 def _slot_numbers(slots: Sequence[int] | None, count: int) -> npt.NDArray[np.int64]:

@@ -21,30 +21,35 @@ from numcodecs.blosc import decompress
 from hsstore.codec.frame import decoded_bytes
 from hsstore.errors import CorruptStoreError
 from hsstore.files import read_again_if_stale
-from hsstore.shard.reader import ShardReader
+from hsstore.location import RemotePath
+from hsstore.shard import open_shard
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import numpy.typing as npt
+
+    from hsstore.location import Location
+    from hsstore.shard.reader import ShardReader
+    from hsstore.shard.remote import RemoteShard
 
 CRC_BYTES = 4
 KEPT_CHUNKS = 64
 """Of both arrays together: 10 MiB."""
+KEPT_REMOTE_CHUNKS = 512
+"""80 MiB: where each is a request, the samples of a shuffled window should find theirs."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowArray:
     """One array along the row axis, as its zarr.json describes it."""
 
-    path: Path
+    path: Location
     dtype: np.dtype[Any]
     rows: int
     shard_rows: int
     chunk_rows: int
 
     @classmethod
-    def open(cls, path: Path) -> RowArray:
+    def open(cls, path: Location) -> RowArray:
         """Read the zarr.json of an array that `hsstore.create` made.
 
         Raises
@@ -72,10 +77,11 @@ class RowArray:
 class RowReader:
     """Reads parts of the row arrays of one store; safe to use from many threads."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Location) -> None:
         self._root = root
+        self._kept = KEPT_REMOTE_CHUNKS if isinstance(root, RemotePath) else KEPT_CHUNKS
         self._arrays: dict[str, RowArray] = {}
-        self._shards: dict[tuple[str, int], ShardReader] = {}
+        self._shards: dict[tuple[str, int], ShardReader | RemoteShard] = {}
         self._chunks: OrderedDict[tuple[str, int], npt.NDArray[Any]] = OrderedDict()
         self._lock = Lock()
 
@@ -117,7 +123,7 @@ class RowReader:
         values = self._decode(array, chunk)
         with self._lock:
             self._chunks[key] = values
-            while len(self._chunks) > KEPT_CHUNKS:
+            while len(self._chunks) > self._kept:
                 self._chunks.popitem(last=False)
         return values
 
@@ -140,12 +146,12 @@ class RowReader:
                 self._shards.pop((array.path.name, shard), None)
             raise
 
-    def _shard(self, array: RowArray, shard: int) -> ShardReader:
+    def _shard(self, array: RowArray, shard: int) -> ShardReader | RemoteShard:
         key = (array.path.name, shard)
         with self._lock:
             if key not in self._shards:
                 chunks = array.shard_rows // array.chunk_rows
-                self._shards[key] = ShardReader(array.path / f"c.{shard}", chunks)
+                self._shards[key] = open_shard(array.path / f"c.{shard}", chunks)
             return self._shards[key]
 
 

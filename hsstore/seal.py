@@ -10,14 +10,16 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import xxhash
+from pydantic import ValidationError
 
-from hsstore.spec import Seal
+from hsstore.errors import CorruptStoreError, InputError
+from hsstore.spec import FORMAT, Seal, StoreSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from hsstore.spec import StoreSpec
+    from hsstore.location import Location
 
 
 def seal(spec: StoreSpec, root: Path) -> StoreSpec:
@@ -38,7 +40,35 @@ def attributes_hash(attributes: Mapping[str, Any]) -> str:
     return _hash(json.dumps(document, sort_keys=True, separators=(",", ":")).encode())
 
 
-def damaged_arrays(spec: StoreSpec, root: Path) -> dict[str, str]:
+def unseal(root: Location, attributes: Any) -> StoreSpec:  # noqa: ANN401  # any JSON
+    """Read the attributes of a store, as its zarr.json has them.
+
+    Raises
+    ------
+    InputError
+        They are of no store, or of a format that this version does not know.
+    CorruptStoreError
+        They are not valid, or not those that were sealed.
+    """
+    if not isinstance(attributes, dict):
+        raise InputError(f"{root}: a Zarr group, but not an hsstore store")
+    if attributes.get("format") != FORMAT:
+        raise InputError(
+            f"{root}: format {attributes.get('format')!r}; this version reads {FORMAT!r}"
+        )
+    try:
+        spec = StoreSpec.model_validate(attributes)
+    except ValidationError as error:
+        raise CorruptStoreError(f"{root}: attributes are not valid: {error}") from None
+    if attributes_hash(spec.model_dump(mode="json")) != spec.seal.attributes:
+        raise CorruptStoreError(
+            f"{root}: the attributes have changed since the store was created; restore its "
+            "zarr.json from a copy, or create the store anew"
+        )
+    return spec
+
+
+def damaged_arrays(spec: StoreSpec, root: Location) -> dict[str, str]:
     """Return, by name, what is wrong with the `zarr.json` of each damaged array."""
     problems = {}
     for name, expected in spec.seal.arrays.items():

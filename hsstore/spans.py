@@ -15,11 +15,15 @@ import numpy as np
 from hsstore.activity import operation
 from hsstore.errors import CorruptStoreError
 from hsstore.files import output_errors, read_again_if_stale, write_durably
+from hsstore.location import RemotePath
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     import numpy.typing as npt
+
+    from hsstore.location import Location
 
 CRC_BYTES = 4
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -30,7 +34,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 
 
 def read_spans(
-    root: Path, name: str, samples: int, span_samples: int, where: slice
+    root: Location, name: str, samples: int, span_samples: int, where: slice
 ) -> npt.NDArray[Any]:
     """Read part of a completion array, fresh.
 
@@ -53,18 +57,38 @@ def read_spans(
     """
     start, stop, _ = where.indices(samples)
     values = np.zeros(max(stop - start, 0), DTYPES[name])
+    spans = range(start // span_samples, -(-stop // span_samples))
     with operation("read", root / name):
-        for span in range(start // span_samples, -(-stop // span_samples)):
+        for span, data in zip(spans, _files(root / name, spans), strict=True):
             first = span * span_samples
             begin, end = max(start, first), min(stop, first + span_samples)
-            chunk, problem = read_span(root / name / f"c.{span}", DTYPES[name], span_samples)
+            chunk, problem = _decode(data, DTYPES[name], span_samples)
             if problem:
                 raise CorruptStoreError(f"array {name}: c.{span} {problem}")
             values[begin - start : end - start] = chunk[begin - first : end - first]
     return values
 
 
-def read_span(path: Path, dtype: npt.DTypeLike, count: int) -> tuple[npt.NDArray[Any], str]:
+def _files(array: Location, spans: range) -> Iterator[bytes | None]:
+    """Yield the files of spans; None where there is none, which only the file system itself can say."""
+    if isinstance(array, RemotePath):
+        from hsstore.objects import Request, read_many  # noqa: PLC0415  # brings fsspec
+
+        for answer in read_many([Request(str(array / f"c.{span}")) for span in spans]):
+            yield None if answer is None else answer.data
+        return
+    for span in spans:
+        yield _file(array / f"c.{span}")
+
+
+def _file(path: Location) -> bytes | None:
+    try:
+        return read_again_if_stale(path.read_bytes)
+    except FileNotFoundError:
+        return None
+
+
+def read_span(path: Location, dtype: npt.DTypeLike, count: int) -> tuple[npt.NDArray[Any], str]:
     """Read the file of one span, whatever its state.
 
     Returns
@@ -78,9 +102,11 @@ def read_span(path: Path, dtype: npt.DTypeLike, count: int) -> tuple[npt.NDArray
     ------
     OSError
     """
-    try:
-        data = read_again_if_stale(path.read_bytes)
-    except FileNotFoundError:
+    return _decode(_file(path), dtype, count)
+
+
+def _decode(data: bytes | None, dtype: npt.DTypeLike, count: int) -> tuple[npt.NDArray[Any], str]:
+    if data is None:
         return np.zeros(count, dtype), ""
     body, crc = data[:-CRC_BYTES], data[-CRC_BYTES:]
     size = count * np.dtype(dtype).itemsize

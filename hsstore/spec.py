@@ -234,6 +234,22 @@ class CanaryRecord(Record):
     slots: tuple[CanarySlot, ...] = ()
 
 
+class ServerRecord(Record):
+    """One of the servers of a run."""
+
+    url: str
+    spool: str
+    instance: str | None
+    """UUID of its start, the last one of several; None where it never came, or was refused."""
+    engine_version: str | None
+    flags: dict[str, Any]
+    tokens: int
+    """Asked of it."""
+    canary: CanaryRecord | None
+    message: str
+    """Why it was not asked any more, if it was not."""
+
+
 class RunRecord(Record):
     """`attributes["hsstore_run"]` of a group in `runs/`: one extraction run."""
 
@@ -250,9 +266,13 @@ class RunRecord(Record):
     engine_version: str
     server_instance: str
     server_flags: dict[str, Any]
+    """Of the server that was there first, as the four above."""
     options: dict[str, Any]
+    servers: tuple[ServerRecord, ...] = ()
+    """All of an extraction; empty where an earlier version made the record."""
     canary: CanaryRecord | None = None
-    """None until the run has ended, and where an earlier version made the record."""
+    """Of all servers the worst; None until the run has ended, and where an earlier version made the
+    record."""
     output_warnings: tuple[str, ...] = ()
     """What the output file system cannot do, as far as the run has met it: an fsync of a directory,
     for one. Where that is so, a power cut may cost more than what was not committed."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from functools import cached_property
-from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -14,17 +13,19 @@ from pydantic import ValidationError
 from hsstore.arrays import Arrays
 from hsstore.codec import DEFAULT_CODEC, ChunkCodec, codec_metadata, parse_codec
 from hsstore.dtype import bits_dtype, native_dtype
-from hsstore.errors import CorruptStoreError, InputError, NotExtractedError, RefusedError
-from hsstore.index import SampleIndex
+from hsstore.errors import CorruptStoreError, NotExtractedError, RefusedError
+from hsstore.index import SampleIndex, as_text
 from hsstore.layout import plan_layout
+from hsstore.location import locate, require_local
 from hsstore.reader import PayloadReader
 from hsstore.sample import Completion, Sample
-from hsstore.seal import attributes_hash
+from hsstore.seal import unseal
 from hsstore.spans import read_spans
-from hsstore.spec import FORMAT, FailureReason, RunRecord, StoreSpec
+from hsstore.spec import FailureReason, RunRecord, StoreSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     import dask.array
     import dask.dataframe
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from dask.delayed import Delayed
 
     from hsstore.layout import Layout
+    from hsstore.location import Location
     from hsstore.views.array import Column
     from hsstore.writer import SealableBlock
 
@@ -42,48 +44,47 @@ __all__ = ["Completion", "Sample", "Store"]
 class Store:
     """An open store. Reading is thread-safe; commits come from the owner of the span."""
 
-    def __init__(self, path: Path, arrays: Arrays, spec: StoreSpec) -> None:
-        self.path = path
+    def __init__(self, location: Location, arrays: Arrays, spec: StoreSpec) -> None:
+        self.location = location
+        """Where it is: a path, or a URL."""
         self.spec = spec
         self._arrays = arrays
         self._commit_lock = Lock()
 
     @classmethod
-    def open(cls, path: str | Path) -> Store:
-        """Open a store.
+    def open(cls, path: str | Location) -> Store:
+        """Open a store, by its path or its URL.
 
         Raises
         ------
         InputError
-            There is no store, or it is of a format that this version does not know.
+            There is no store, or one of a format that this version does not know; or the URL is refused.
         CorruptStoreError
             Its metadata is damaged.
         RefusedError
             Its states are encoded with a codec that this version does not have.
+        UnreachableError
+            An object store does not answer.
         """
-        path = Path(path)
-        arrays = Arrays.open(path)
-        attributes = arrays.attributes.get("hsstore")
-        if not isinstance(attributes, dict):
-            raise InputError(f"{path}: a Zarr group, but not an hsstore store")
-        if attributes.get("format") != FORMAT:
-            raise InputError(
-                f"{path}: format {attributes.get('format')!r}; this version reads {FORMAT!r}"
-            )
-        try:
-            spec = StoreSpec.model_validate(attributes)
-        except ValidationError as error:
-            raise CorruptStoreError(f"{path}: attributes are not valid: {error}") from None
-        if attributes_hash(spec.model_dump(mode="json")) != spec.seal.attributes:
-            raise CorruptStoreError(
-                f"{path}: the attributes have changed since the store was created; restore its "
-                "zarr.json from a copy, or create the store anew"
-            )
+        location = locate(path)
+        arrays = Arrays.open(location)
+        spec = unseal(location, arrays.attributes.get("hsstore"))
         try:
             parse_codec(spec.codec)
         except RefusedError as error:
-            raise RefusedError(f"{path}: {error}") from None
-        return cls(path, arrays, spec)
+            raise RefusedError(f"{location}: {error}") from None
+        return cls(location, arrays, spec)
+
+    @property
+    def path(self) -> Path:
+        """The store's directory, for everything that can do with a directory only.
+
+        Raises
+        ------
+        InputError
+            It is under a URL.
+        """
+        return require_local(self.location, "hsstore does this on")
 
     def __len__(self) -> int:
         """Count the samples of the plan, complete or not."""
@@ -152,12 +153,11 @@ class Store:
 
     def sample_id(self, sample: int) -> str:
         """Return the dataset's own id of a sample."""
-        return bytes(self.sample_ids(slice(sample, sample + 1))[0]).decode()
+        return self.index.sample_id(sample)
 
     def sample_ids(self, where: slice = slice(None)) -> npt.NDArray[np.bytes_]:
         """Return the ids of samples as UTF-8, shape (n,)."""
-        packed = np.ascontiguousarray(self._arrays.read("sample_id", where))
-        return packed.view(f"S{packed.shape[1]}").ravel()
+        return as_text(self._arrays.read("sample_id", where))
 
     def split(self, sample: int) -> str:
         """Return the split that a sample belongs to."""
@@ -193,13 +193,13 @@ class Store:
         return Completion(complete, self._spans("failed", where), digest)
 
     def _spans(self, name: str, where: slice) -> npt.NDArray[Any]:
-        return read_spans(self.path, name, len(self), self.spec.layout.span_samples, where)
+        return read_spans(self.location, name, len(self), self.spec.layout.span_samples, where)
 
     @cached_property
     def payload(self) -> PayloadReader:
         """The reader of raw states; it does not look at the bitmap."""
         return PayloadReader(
-            self.path, self.index, self.index.length, self.spec.model.dtype, codec=self.codec
+            self.location, self.index, self.index.length, self.spec.model.dtype, codec=self.codec
         )
 
     @cached_property

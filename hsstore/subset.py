@@ -28,7 +28,7 @@ def of_split(store: Store, split: str | None) -> npt.NDArray[np.bool_]:
         return np.ones(len(store), np.bool_)
     names = store.spec.dataset.split_names
     if split not in names:
-        raise InputError(f"{store.path}: no split {split!r}; there are {list(names)}")
+        raise InputError(f"{store.location}: no split {split!r}; there are {list(names)}")
     return np.asarray(store.plan_array("split") == names.index(split))
 
 

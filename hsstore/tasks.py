@@ -15,7 +15,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -25,10 +24,13 @@ from dask.system import CPU_COUNT
 from dask.threaded import get
 
 from hsstore.errors import InputError, InterruptedRunError
+from hsstore.location import locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
     from contextlib import AbstractContextManager
+
+    from hsstore.location import Location
 
     Progress = Callable[[int, int], None]
     """Called with what is done, and with all of it."""
@@ -73,7 +75,7 @@ def run_tasks(
     tasks: Sequence[T],
     where: Where,
     *,
-    files: Sequence[Path] = (),
+    files: Sequence[Location] = (),
 ) -> Generator[tuple[int, R]]:
     """Call a function on every task, and yield each result with the index of its task.
 
@@ -83,7 +85,7 @@ def run_tasks(
         On a cluster it is pickled, as are tasks and results: a function of a module.
     tasks : sequence
         Items are taken as they are needed, by any thread: a sequence may make them then.
-    files : sequence of Path
+    files : sequence of Path or RemotePath
         Small files that the tasks need, such as a store's zarr.json: workers of a cluster have to see them
         as this process does.
 
@@ -186,13 +188,18 @@ def _problem_here(expected: str, files: tuple[tuple[str, str], ...]) -> str:
             f"has hsstore {found}, and this is hsstore {expected}: install the same version there"
         )
     for path, content in files:
-        if (here := _hash(Path(path))) != content:
+        if (here := _hash(locate(path))) != content:
             what = "does not see" if not here else "sees another file as"
-            return f"{what} {path}: put it on a file system that all workers mount under this path"
+            remedy = (
+                "give all workers the way and the credentials to the object store"
+                if "://" in path
+                else "put it on a file system that all workers mount under this path"
+            )
+            return f"{what} {path}: {remedy}"
     return ""
 
 
-def _hash(path: Path) -> str:
+def _hash(path: Location) -> str:
     """Hash a file; empty where it cannot be read."""
     try:
         return xxhash.xxh3_128_hexdigest(path.read_bytes())

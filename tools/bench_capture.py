@@ -152,7 +152,10 @@ async def measure(
             bare = without_plugin(case, directory / name, environment, dropped)
             links[name] = await enter(ServerLink(await enter(bare), len(case.prompts)))
         options = ExtractOptions(store=Path(STORE), server=url, spool=directory / "spool")
-        session = await enter(open_session(options, links["off"], RUN, STORE, lambda _: None))
+        spool = options.spool
+        session = await enter(
+            open_session(options, spool, links["off"], RUN, STORE, lambda _: None)
+        )
         info = session.spool.wait_for_server(READY_SECONDS)
         clients = Clients(case.prompts, session)
         contestants = _contestants(case, clients, links, url)

@@ -17,6 +17,7 @@ from extraction.diagnosis.evidence import (
     AnnouncementEvidence,
     Evidence,
     HeartbeatEvidence,
+    OneServerEvidence,
     OutputEvidence,
     ProcessEvidence,
     ServerEvidence,
@@ -36,7 +37,7 @@ from extraction.spool import (
     SpoolView,
 )
 from extraction.spool.directory import CLIENT_LOCK, SERVER_LOCK
-from extraction.spool.lock import is_held
+from extraction.spool.lock import is_held, read_holder
 from extraction.status import parse_status, stacks_path
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
     from extraction.diagnosis.mounts import Mount
     from extraction.spool import Heartbeat, ServerInfo, SpoolFile
-    from extraction.status import RunStatus
+    from extraction.status import RunStatus, ServerState
 
 SAMPLE_SECONDS: Final = 0.25
 """Between two looks at what should move."""
@@ -75,6 +76,7 @@ def collect_local(
     status, problem = _read(page)
     where = str(spool or (status.spool if status else ""))
     beat = _heartbeat(where)
+    beats = {one.spool: _heartbeat(one.spool) for one in _several(status)}
     stacks = status is None or _still_seconds(status) >= stacks_after_seconds
     worker = look_at_worker(status, page, sample_seconds=sample_seconds, stacks=stacks)
     now, _ = _read(page)  # again: what is written all the time must have moved
@@ -86,6 +88,7 @@ def collect_local(
         spool=seen,
         server=_look_at_server(found, seen),
         output=unasked_output(found.store, found.store_real) if found and found.store else None,
+        servers=tuple(_one_server(one, beats.get(one.spool)) for one in _several(found)),
         notes=(problem,) if problem else (),
     )
 
@@ -204,6 +207,20 @@ def _look_at_server(status: RunStatus | None, spool: SpoolEvidence | None) -> Se
     return ServerEvidence(status.server, NOT_ASKED, process=process)
 
 
+def _several(status: RunStatus | None) -> list[ServerState]:
+    """Return the servers that a run hopes for, if it was given more than one."""
+    if status is None or len(status.servers) < 2:
+        return []
+    return [one for one in status.servers if one.state in {"waiting", "up", "parked"}]
+
+
+def _one_server(state: ServerState, before: Heartbeat | None) -> OneServerEvidence:
+    spool = look_at_spool(state.spool, before)
+    process = look_at_server_process(spool)
+    server = ServerEvidence(state.url, NOT_ASKED, process=process)
+    return OneServerEvidence(state.state, state.in_flight, server, spool, state.message)
+
+
 def _spool(view: SpoolView, path: str, before: Heartbeat | None) -> SpoolEvidence:
     server, unreadable = _server(view)
     scan = view.scan()
@@ -223,6 +240,7 @@ def _spool(view: SpoolView, path: str, before: Heartbeat | None) -> SpoolEvidenc
         reusable_bytes=scan.free_bytes,
         total_bytes=usage.f_blocks * usage.f_frsize,
         unreadable=unreadable,
+        relay=str(read_holder(Path(path) / SERVER_LOCK).get("relay", "")),
     )
 
 

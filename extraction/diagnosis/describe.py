@@ -42,10 +42,7 @@ def describe(evidence: Evidence) -> Iterator[str]:
         yield from _copy(evidence.copy)
     if evidence.status is not None:
         yield from _status(evidence.status)
-    if evidence.spool is not None:
-        yield from _spool(evidence.spool)
-    if evidence.server is not None:
-        yield from _server(evidence.server)
+    yield from _servers(evidence)
     if evidence.output is not None:
         yield from _output(evidence.output)
     if evidence.worker is not None:
@@ -168,12 +165,25 @@ def _status(status: StatusEvidence) -> Iterator[str]:
             yield f"earlier: {error}"
 
 
+def _servers(evidence: Evidence) -> Iterator[str]:
+    if not evidence.servers and evidence.spool is not None:
+        yield from _spool(evidence.spool)
+    if not evidence.servers and evidence.server is not None:
+        yield from _server(evidence.server)
+    for one in evidence.servers:
+        why = f": {one.message}" if one.message else ""
+        yield f"one of the servers is {one.state}, {one.in_flight} in flight{why}"
+        yield from _server(one.server)
+        yield from _spool(one.spool)
+
+
 def _spool(spool: SpoolEvidence) -> Iterator[str]:
     if spool.missing or spool.unreadable:
         yield f"spool {spool.path}: {spool.unreadable or 'does not exist'}"
         return
     holders = f"server {_held(spool.server_lock_held)}, client {_held(spool.client_lock_held)}"
-    yield f"spool {spool.path}: {holders}"
+    relayed = f", mirrored from the relay {spool.relay}" if spool.relay else ""
+    yield f"spool {spool.path}: {holders}{relayed}"
     for name, files in (
         ("finished", spool.finished),
         ("unfinished", spool.partial),

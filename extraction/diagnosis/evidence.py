@@ -184,6 +184,8 @@ class SpoolEvidence:
     total_bytes: int = 0
     missing: bool = False
     unreadable: str = ""
+    relay: str = ""
+    """URL of the relay whose spool is mirrored here; empty: the server is on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +212,19 @@ class ServerEvidence:
     log_unreadable: str = ""
     gpus: tuple[GpuEvidence, ...] = ()
     gpus_unreadable: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OneServerEvidence:
+    """One of several servers of a run, as far as the run hopes for it."""
+
+    state: str
+    """What the run says of it: `waiting`, `up` or `parked`."""
+    in_flight: int
+    server: ServerEvidence
+    spool: SpoolEvidence
+    message: str = ""
+    """Why it is not asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,5 +307,7 @@ class Evidence:
     server: ServerEvidence | None = None
     output: OutputEvidence | None = None
     copy: CopyEvidence | None = None
+    servers: tuple[OneServerEvidence, ...] = ()
+    """Where a run has several: each with its spool; `spool` and `server` are the first one's then."""
     notes: tuple[str, ...] = field(default=())
     """What else is worth saying, such as what could not be found."""

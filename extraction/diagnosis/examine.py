@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -24,6 +25,7 @@ from extraction.diagnosis.evidence import (
     NOT_ASKED,
     Evidence,
     GpuEvidence,
+    OneServerEvidence,
     OutputEvidence,
     ProcessEvidence,
     ServerEvidence,
@@ -90,6 +92,7 @@ def collect_all(
     evidence = _fill_in(local, output, pages, page)
     return replace(
         evidence,
+        servers=_ask_each(evidence.servers, deadline_seconds),
         output=_try_to_write(output.evidence, deadline_seconds),
         server=_server(
             evidence,
@@ -263,6 +266,19 @@ def _server(
         log_unreadable=unreadable,
         gpus=found[0],
         gpus_unreadable=found[1],
+    )
+
+
+def _ask_each(
+    servers: tuple[OneServerEvidence, ...], deadline_seconds: float
+) -> tuple[OneServerEvidence, ...]:
+    """Ask each of several servers for its health."""
+    asked = [Child(partial(ask_for_health, one.server.url, deadline_seconds)) for one in servers]
+    deadline = time.monotonic() + deadline_seconds
+    said = [child.wait(deadline).result or {"health": "no answer"} for child in asked]
+    return tuple(
+        replace(one, server=replace(one.server, **answer))
+        for one, answer in zip(servers, said, strict=True)
     )
 
 

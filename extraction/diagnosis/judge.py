@@ -13,11 +13,12 @@ from extraction.diagnosis.case import WAITS, Case
 from extraction.diagnosis.describe import describe, kill_cost
 from extraction.diagnosis.elsewhere import lost_elsewhere, seen_in_a_copy
 from extraction.diagnosis.finding import RERUN, Finding
+from extraction.diagnosis.servers import server_by_server, together
 from hsstore.report import Diagnosis
 from hsstore.verdict import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from extraction.diagnosis.evidence import Evidence
 
@@ -35,8 +36,9 @@ def judge(evidence: Evidence, *, stalled_seconds: float) -> Diagnosis:
     stalled_seconds
         Without progress for longer than this, a run stands still.
     """
-    case = Case(evidence, stalled_seconds)
-    found = next(found for rule in RULES if (found := rule(case)) is not None)
+    cases = [Case(one, stalled_seconds) for one in server_by_server(evidence)]
+    case = Case(together(evidence), stalled_seconds)
+    found = next(found for rule in RULES if (found := _ask_of_each(rule, cases)) is not None)
     return Diagnosis(
         verdict=found.verdict,
         summary=found.summary,
@@ -46,6 +48,14 @@ def judge(evidence: Evidence, *, stalled_seconds: float) -> Diagnosis:
         run=evidence.status.run if evidence.status else None,
         store=case.store,
     )
+
+
+def _ask_of_each(rule: Callable[[Case], Finding | None], cases: Sequence[Case]) -> Finding | None:
+    """Ask a rule of each server of a run; that one is away is no verdict while others are there."""
+    found = [finding for case in cases if (finding := rule(case)) is not None]
+    if not found or (rule is _server_away and len(found) < len(cases)):
+        return None
+    return min(found, key=lambda one: one.verdict != Verdict.WAITING_FOR_SERVER)
 
 
 # --- the disk ---------------------------------------------------------------------------------
@@ -219,6 +229,10 @@ def _server_loading(case: Case) -> Finding | None:
     return _waiting(case) if case.server_loading or case.server_awaited else None
 
 
+def _server_away(case: Case) -> Finding | None:
+    return _server_loading(case) or _server_down(case)
+
+
 def _server_down(case: Case) -> Finding | None:
     why = case.server_absent
     if not why:
@@ -293,6 +307,13 @@ def _server_hung(case: Case) -> Finding | None:
 def _dump_missing(case: Case) -> Finding | None:
     if not case.in_flight:
         return None
+    if case.spool is not None and case.spool.relay:
+        return Finding(
+            Verdict.DUMP_MISSING,
+            f"{case.in_flight} requests wait, and nothing comes from the relay {case.spool.relay}",
+            f"look whether it answers ({case.spool.relay}/health) and what the run's log says of it; "
+            "if it was ended, start it again on the server's host: the run goes on with it",
+        )
     return Finding(
         Verdict.DUMP_MISSING,
         f"{case.in_flight} requests wait, the server has nothing more to do, and their dumps did "
@@ -322,8 +343,7 @@ RULES: tuple[Callable[[Case], Finding | None], ...] = (
     _stage_stuck,
     _spool_full,
     _only_busy,
-    _server_loading,
-    _server_down,
+    _server_away,
     _dump_unread,
     _server_hung,
     _dump_missing,

@@ -181,8 +181,11 @@ def _look_at_store(path: Path, tell: Tell) -> dict[str, Any]:
         last = runs[-1]
         found["last_result"] = last.result or ""
         found["host"] = last.host
-        found["spool"] = str(last.options.get("spool") or "")
-        found["server"] = str(last.options.get("server") or "")
+        if last.servers:
+            found["spool"], found["server"] = last.servers[0].spool, last.servers[0].url
+        else:  # of an earlier version
+            found["spool"] = str(last.options.get("spool") or "")
+            found["server"] = str(last.options.get("server") or "")
     tell(f"reading {store.runs_path}")
     found["claims"] = _claims(store.runs_path / "claims")
     found["newest_write_age_seconds"] = _newest_write(path)

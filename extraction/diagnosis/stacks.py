@@ -27,6 +27,7 @@ _FRAME: Final = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
 _THREAD: Final = re.compile(r"(?:Current t|T)hread (0x[0-9a-f]+)(?: \[(.*)\])? \(most recent")
 _OWN: Final = ("/extraction/", "/hsstore/")
 _IDLE: Final = ("concurrent/futures/thread.py", "_worker")
+_BEAT: Final = "hsstore/liveness.py"
 
 
 def read_stacks(
@@ -73,9 +74,10 @@ def is_main(stack: StackEvidence) -> bool:
 
 
 def is_idle(stack: StackEvidence) -> bool:
-    """Tell whether this is a pool's thread without work."""
+    """Tell whether this is a pool's thread without work, or the one that beats for the claims."""
     first = stack.frames[0] if stack.frames else ""
-    return first.split(":")[0].endswith(_IDLE[0]) and first.endswith(_IDLE[1])
+    beats = first.endswith(" wait") and any(frame.startswith(_BEAT) for frame in stack.frames)
+    return beats or (first.split(":")[0].endswith(_IDLE[0]) and first.endswith(_IDLE[1]))
 
 
 def shorten(frames: Sequence[str], most: int = 3) -> str:

@@ -90,15 +90,10 @@ class Capture:
         self._layout = layout
         if self._path.exists():  # ours are in memory: this is another process's of the server
             raise CaptureError(ErrorReason.ENGINE, "the server computes this request twice at once")
-        free = FreeFiles(directory.path / FREE)
-        free.take(layout.size_bytes, self._path)
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        descriptor = reserve_file(self._path, directory, layout.size_bytes)
         try:
-            os.fchmod(descriptor, directory.file_mode)
-            with _alone_in(free.path):
-                _reserve(descriptor, free, layout.size_bytes)
-            _write_all(descriptor, layout.header(metadata), 0)
-        except (CaptureError, OSError):
+            write_all(descriptor, layout.header(metadata), 0)
+        except OSError:
             self._path.unlink(missing_ok=True)
             raise
         finally:
@@ -132,8 +127,8 @@ class Capture:
         # Its client may have removed it: then `finish` says so, or who asks before.
         with contextlib.suppress(FileNotFoundError), self._opened() as descriptor:
             row_bytes = self._layout.row_bytes
-            _write_all(descriptor, states.data, self._layout.hidden_offset + start * row_bytes)
-            _write_all(descriptor, ids.data, self._layout.ids_offset + start * ids.itemsize)
+            write_all(descriptor, states.data, self._layout.hidden_offset + start * row_bytes)
+            write_all(descriptor, ids.data, self._layout.ids_offset + start * ids.itemsize)
         self.coverage.add(start, start + rows)
 
     @contextlib.contextmanager
@@ -161,6 +156,28 @@ class Capture:
     def drop(self) -> None:
         """Give the file up; its memory is free when this returns."""
         self._path.unlink(missing_ok=True)
+
+
+def reserve_file(path: Path, directory: SpoolDirectory, size_bytes: int) -> int:
+    """Make a file of a spool, in place of a free one where there is one; returns its descriptor.
+
+    Raises
+    ------
+    CaptureError
+        FULL: no room for it. Nothing is left of it then.
+    """
+    free = FreeFiles(directory.path / FREE)
+    free.take(size_bytes, path)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    try:
+        os.fchmod(descriptor, directory.file_mode)
+        with _alone_in(free.path):
+            _reserve(descriptor, free, size_bytes)
+    except (CaptureError, OSError):
+        os.close(descriptor)
+        path.unlink(missing_ok=True)
+        raise
+    return descriptor
 
 
 @contextlib.contextmanager
@@ -196,7 +213,8 @@ def _reserve(descriptor: int, free: FreeFiles, size_bytes: int) -> None:
         raise CaptureError(ErrorReason.FULL, f"reserving {size_bytes} bytes: {error}") from None
 
 
-def _write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
+def write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
+    """Write all of `data` at an offset."""
     left = memoryview(data).cast("B")
     while left:
         written = os.pwrite(descriptor, left, offset)

@@ -20,6 +20,7 @@ from extraction.spool.directory import (
     FINISHED,
     FREE,
     HEARTBEAT,
+    LIMIT,
     PART,
     SERVER_JSON,
     SERVER_LOCK,
@@ -166,8 +167,15 @@ class SpoolView:
         return self._free.allocated_bytes()
 
     def headroom_bytes(self) -> int:
-        """Count the bytes that new files may take: the server judges by the same number."""
-        return headroom_bytes(self.directory.path)
+        """Count the bytes that new files may take: the server judges by the same number.
+
+        Of a spool that mirrors another machine's: what both may take.
+        """
+        room_bytes = headroom_bytes(self.directory.path)
+        try:
+            return min(room_bytes, int((self.directory.path / LIMIT).read_bytes()))
+        except FileNotFoundError:
+            return room_bytes
 
     def _names(self) -> list[str]:
         return os.listdir(self.directory.path)  # noqa: PTH208 - hundreds, again and again
@@ -203,6 +211,10 @@ class SpoolClient(SpoolView):
         names = frozenset(self._names())
         finished = [rid for rid in rids if f"{rid}{FINISHED}" in names]
         return finished, [rid for rid in rids if f"{rid}{ERROR}" in names]
+
+    def is_coming(self, rid: RequestId) -> bool:  # noqa: ARG002  # a mirrored spool knows
+        """Tell whether a dump may be finished at the server, and not be here yet."""
+        return False
 
     def open_dump(self, rid: RequestId) -> Dump:
         """Map a finished dump and check its header. Close it before it is given back.

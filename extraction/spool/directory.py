@@ -9,6 +9,7 @@
     ├── heartbeat-<n>-<instance>   the same, of the n-th further process that computes
     ├── client.lock    flock held for the client's life; content: who holds it
     ├── client.json    ClientInfo: the only run whose requests are captured
+    ├── limit          bytes that new files may take where the server is, if that is elsewhere
     ├── <rid>.part     a dump being written
     ├── <rid>.safetensors   a finished dump
     ├── <rid>.error    why there will be no dump
@@ -36,8 +37,9 @@ SERVER_JSON = "server.json"
 HEARTBEAT = "heartbeat"
 CLIENT_LOCK = "client.lock"
 CLIENT_JSON = "client.json"
+LIMIT = "limit"
 FREE = "free"
-_OWN_NAMES = frozenset({SERVER_LOCK, SERVER_JSON, HEARTBEAT, CLIENT_LOCK, CLIENT_JSON, FREE})
+_OWN_NAMES = frozenset({SERVER_LOCK, SERVER_JSON, HEARTBEAT, CLIENT_LOCK, CLIENT_JSON, LIMIT, FREE})
 
 _FURTHER_HEARTBEAT = re.compile(re.escape(HEARTBEAT) + r"-([1-9][0-9]{0,5})-([0-9a-f-]{36})")
 

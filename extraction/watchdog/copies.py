@@ -18,7 +18,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from extraction.diagnosis.copies import COPY_SECONDS, LOG, STALL, STATUS, runs_directory
+from extraction.diagnosis.copies import (
+    ALIVE_SECONDS,
+    COPY_SECONDS,
+    LOG,
+    STALL,
+    STATUS,
+    runs_directory,
+)
 from extraction.page import Page
 
 END = b"\0"
@@ -98,7 +105,10 @@ class Copies:
         for path in copies:
             run = path.name[:12]
             newest[run] = max(newest.get(run, 0.0), path.stat().st_mtime)
-        kept = sorted(newest, key=lambda run: newest[run], reverse=True)[:KEPT_RUNS]
+        kept = set(sorted(newest, key=lambda run: newest[run], reverse=True)[:KEPT_RUNS])
+        # However many there are: those that are renewed are of other workers on this store.
+        now = max(newest.values(), default=0.0)
+        kept |= {run for run, changed in newest.items() if now - changed < ALIVE_SECONDS}
         for path in copies:
             if path.name[:12] not in kept:
                 path.unlink(missing_ok=True)

@@ -128,7 +128,7 @@ class Watchdog:
         limit = JUDGED_SHARE * self._options.stall_after_seconds
         try:
             self._keep_stacks_small()
-            evidence = collect_local(self._status_page, self._options.spool)
+            evidence = collect_local(self._status_page)
             return judge(evidence, stalled_seconds=limit)
         except Exception as error:  # noqa: BLE001  # what goes wrong here must not end the run
             return _unknown(error)

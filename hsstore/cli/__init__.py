@@ -15,6 +15,7 @@ from hsstore.cli import (
     info,
     plan,
     regenerate,
+    relay,
     serve,
     status,
     verify,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hsstore.cli.options import server_and_spool
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rich.console import Console
 
+    from hsstore.location import Location
     from hsstore.report import AgainstReport
 
 WAIT_SECONDS = 30.0
@@ -20,7 +20,7 @@ MAX_LINES = 20
 
 
 def ask_server(
-    store: Path, server: str, access: tuple[Path | None, Path | None], samples: int, seed: int
+    store: Location, server: str, access: tuple[Path | None, Path | None], samples: int, seed: int
 ) -> AgainstReport:
     """Compare samples with what the server at URL, or URL=SPOOL, gives for them now.
 
@@ -35,7 +35,9 @@ def ask_server(
     from hsstore.store import Store
 
     url, spool = server_and_spool("--against", server)
-    options = ExtractOptions(store=store, server=url, spool=spool, server_wait_seconds=WAIT_SECONDS)
+    options = ExtractOptions(  # of the store only what is open is looked at
+        store=Path(), server=url, spool=spool, server_wait_seconds=WAIT_SECONDS
+    )
     return check_against(
         Store.open(store), options, read_access(*access), samples=samples, seed=seed
     )

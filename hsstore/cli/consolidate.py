@@ -17,9 +17,11 @@ from hsstore.cli.options import (
     ShardRows,
     SpanSamples,
     Workers,
+    local_path,
 )
 from hsstore.cli.progress import progress_bar
 from hsstore.errors import InputError
+from hsstore.location import locate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,9 +36,10 @@ MAX_LINES = 50
 @app.command()
 def consolidate(
     paths: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(
-            metavar="SOURCE... DESTINATION", help="Stores to read, then the one to write."
+            metavar="SOURCE... DESTINATION",
+            help="Stores to read, or their URLs, then the one to write.",
         ),
     ],
     order: Annotated[
@@ -104,7 +107,9 @@ def consolidate(
         take_over=take_over,
         where=Where(workers, processes, scheduler),
     )
-    report = merge(paths[:-1], paths[-1], options, bars=progress_bar)
+    sources = [locate(path) for path in paths[:-1]]
+    destination = local_path("consolidate writes")(paths[-1])
+    report = merge(sources, destination, options, bars=progress_bar)
     if json:
         print(report.model_dump_json(indent=2))
     else:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hsstore.cli.app import app
-from hsstore.cli.options import AsJson, StorePath
+from hsstore.cli.options import AsJson, local_path
 from hsstore.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ _CODES = ", ".join(f"{verdict.exit_code} {verdict}" for verdict in Verdict)
 
 @app.command(epilog=f"Exit codes: {_CODES}. Below 20 there is nothing to do.")
 def doctor(
-    store: StorePath,
+    store: Annotated[Path, typer.Argument(metavar="STORE", parser=local_path("doctor reads"))],
     *,
     json: AsJson = False,
     stalled_after: Annotated[

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from hsstore.cli.app import app
-from hsstore.cli.options import GB, AsJson, Processes, Scheduler, StorePath, Workers
+from hsstore.cli.options import (
+    GB,
+    AsJson,
+    Processes,
+    Scheduler,
+    StoreLocation,
+    Workers,
+    local_path,
+)
 from hsstore.cli.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -19,8 +27,15 @@ if TYPE_CHECKING:
 
 @app.command()
 def export(
-    store: StorePath,
-    directory: Annotated[Path, typer.Argument(help="Where to write; need not exist.")],
+    store: StoreLocation,
+    directory: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIRECTORY",
+            parser=local_path("export writes"),
+            help="Where to write; need not exist.",
+        ),
+    ],
     trainer: Annotated[
         Literal["specforge", "speculators", "modelopt", "torchspec", "eagle"],
         typer.Option("--format", help="Whose files."),

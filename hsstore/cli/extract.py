@@ -20,6 +20,7 @@ from hsstore.cli.options import (
     MaxTokens,
     MemoryGb,
     MinLossTokens,
+    RelayTokenFile,
     ShardRows,
     SkipBad,
     SpanSamples,
@@ -27,7 +28,9 @@ from hsstore.cli.options import (
     TrainOn,
     TrustRemoteCode,
     data_options,
-    server_and_spool,
+    local_path,
+    server_addresses,
+    worker_number,
 )
 
 ModelDir = Annotated[Path | None, typer.Option("--model", help="The model's directory: tokenizer.")]
@@ -35,13 +38,27 @@ ModelDir = Annotated[Path | None, typer.Option("--model", help="The model's dire
 
 @app.command()
 def extract(
-    store: Annotated[Path, typer.Argument(help="The store, such as states.zarr.")],
-    server: Annotated[
-        str,
-        typer.Option(
-            help="URL of the server; URL=SPOOL names its spool too. Proxies are never used."
+    store: Annotated[
+        Path,
+        typer.Argument(
+            metavar="STORE",
+            parser=local_path("extract writes"),
+            help="The store, such as states.zarr.",
         ),
     ],
+    server: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="URL of a server; URL=SPOOL names its spool too, or the URL of the relay before it. "
+            "May be repeated: they share the work. Proxies are never used."
+        ),
+    ] = None,
+    servers_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with more servers, one URL[=SPOOL] a line; read again while the run goes on."
+        ),
+    ] = None,
     data: DataFiles = None,
     model: ModelDir = None,
     spool: Annotated[
@@ -49,6 +66,7 @@ def extract(
     ] = None,
     api_key_file: ApiKeyFile = None,
     ca_cert: CaCert = None,
+    relay_token_file: RelayTokenFile = None,
     train_on: TrainOn = "all",
     max_tokens: MaxTokens = None,
     too_long: TooLong = "truncate",
@@ -62,10 +80,13 @@ def extract(
     span_samples: SpanSamples = None,
     codec: Codec = "fast",
     spool_budget_gb: Annotated[
-        float | None, typer.Option(help="Shared memory to use [default: half of what is free].")
+        float | None,
+        typer.Option(
+            help="Shared memory to use for each server [default: half of what is free, for all]."
+        ),
     ] = None,
     memory_gb: MemoryGb = 2.0,
-    max_in_flight: Annotated[int, typer.Option(help="Requests at once.")] = 32,
+    max_in_flight: Annotated[int, typer.Option(help="Requests at once, to each server.")] = 32,
     max_failures: Annotated[
         float, typer.Option(help="Share of the samples that may fail before the run stops.")
     ] = 0.01,
@@ -73,7 +94,7 @@ def extract(
         float, typer.Option(help="Seconds without a heartbeat until a request expires.")
     ] = 120.0,
     server_wait: Annotated[
-        float, typer.Option(help="Seconds to wait for a server that is not there.")
+        float, typer.Option(help="Seconds to wait when no server is there.")
     ] = 600.0,
     retry_failed: Annotated[bool, typer.Option(help="Ask for failed samples again.")] = False,
     skip_too_large: Annotated[
@@ -83,6 +104,13 @@ def extract(
         bool,
         typer.Option(help="Take the store from a run that died on another host, or before a boot."),
     ] = False,
+    worker: Annotated[
+        str | None,
+        typer.Option(
+            metavar="I/N",
+            help="Work as one of several on the same store, such as 0/2 and 1/2; each with a server.",
+        ),
+    ] = None,
     canary: Annotated[
         bool,
         typer.Option(
@@ -107,7 +135,7 @@ def extract(
         str, typer.Option(help="Address for the metrics; 0.0.0.0: all.")
     ] = "127.0.0.1",
 ) -> None:
-    """Create STORE from --data if it is new, then fill it from a server; run again to resume.
+    """Create STORE from --data if it is new, then fill it from servers; run again to resume.
 
     Exit codes: 0 complete; 1 finished, some samples failed; 2 wrong input; 3 refused (another
     model, data or owner); 74 output error; 75 stalled or interrupted, run again to continue.
@@ -115,13 +143,13 @@ def extract(
     from extraction.options import ExtractOptions
     from extraction.supervisor import supervise
 
-    url, spool_path = server_and_spool("--server", server, spool)
+    servers = server_addresses(server, spool, servers_file)
     options = ExtractOptions(
         store=store,
-        server=url,
-        spool=spool_path,
+        **servers,
         api_key_file=api_key_file,
         ca_cert=ca_cert,
+        relay_token_file=relay_token_file,
         canary=canary,
         model=model,
         data=data_options(
@@ -148,6 +176,7 @@ def extract(
         retry_failed=retry_failed,
         skip_too_large=skip_too_large,
         take_over=take_over,
+        worker=worker_number(worker),
         dry_run=dry_run,
         grace_seconds=grace,
         stall_after_seconds=stall_after,

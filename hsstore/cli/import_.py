@@ -27,6 +27,7 @@ from hsstore.cli.options import (
     TrustRemoteCode,
     data_options,
     layer_list,
+    local_path,
     server_and_spool,
 )
 from hsstore.cli.progress import progress_bar
@@ -42,8 +43,22 @@ MAX_LINES = 50
 
 @app.command("import")
 def import_(
-    source: Annotated[Path, typer.Argument(help="The directory with the files.")],
-    store: Annotated[Path, typer.Argument(help="The store; it is created if it is not there.")],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SOURCE",
+            parser=local_path("import reads"),
+            help="The directory with the files.",
+        ),
+    ],
+    store: Annotated[
+        Path,
+        typer.Argument(
+            metavar="STORE",
+            parser=local_path("import writes"),
+            help="The store; it is created if it is not there.",
+        ),
+    ],
     trainer: Annotated[
         Literal["specforge", "speculators", "modelopt", "torchspec", "eagle", "seed"],
         typer.Option("--format", help="Whose files; seed: home-made .pt files."),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hsstore.cli.app import app
-from hsstore.cli.options import AsJson, StorePath
+from hsstore.cli.options import AsJson, StoreLocation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @app.command()
-def info(store: StorePath, *, json: AsJson = False) -> None:
+def info(store: StoreLocation, *, json: AsJson = False) -> None:
     """Show what a store holds: samples, tokens, bytes, model, runs."""
     import hsstore
     from hsstore.info import store_info

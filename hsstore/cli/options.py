@@ -4,18 +4,44 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
 from hsstore.errors import InputError
+from hsstore.location import locate, require_local
 
 if TYPE_CHECKING:
-    from extraction.options import DataOptions
+    from collections.abc import Callable
 
-# `parser`: the usual conversion of a path looks at it, and would wait for a disk that hangs.
-StorePath = Annotated[
-    Path, typer.Argument(metavar="STORE", parser=Path, help="The store's directory.")
+    from extraction.options import DataOptions
+    from hsstore.location import Location
+
+    _AnyLocation: TypeAlias = Location
+else:
+    _AnyLocation = str  # typer knows no unions; the parser says what comes
+
+
+def local_path(what: str) -> Callable[[str], Path]:
+    """Return the parser of a path that must be local: a URL is refused by the name of what cannot be done.
+
+    Typer's own conversion of a path looks at it, and would wait for a disk that hangs.
+
+    Parameters
+    ----------
+    what : str
+        Such as "extract writes".
+    """
+
+    def parse(text: str) -> Path:
+        return require_local(locate(text), what)
+
+    return parse
+
+
+StoreLocation = Annotated[
+    _AnyLocation,
+    typer.Argument(metavar="STORE", parser=locate, help="The store's directory, or its URL."),
 ]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON document, as schemas/ describes it.")
@@ -81,6 +107,9 @@ CaCert = Annotated[
     Path | None,
     typer.Option(help="PEM file with the private authority that signed an https server's."),
 ]
+RelayTokenFile = Annotated[
+    Path | None, typer.Option(help="File with the token of relays [default: HSSTORE_RELAY_TOKEN].")
+]
 
 GB = 1e9
 
@@ -118,6 +147,28 @@ def layer_list(text: str | None) -> tuple[int, ...] | None:
         raise InputError(f"--layers {text}: not a list such as 1,14,26") from None
 
 
+def worker_number(text: str | None) -> tuple[int, int] | None:
+    """Parse `--worker`.
+
+    Raises
+    ------
+    InputError
+    """
+    if text is None:
+        return None
+    index, slash, count = text.partition("/")
+    if not (slash and index.isdecimal() and count.isdecimal() and int(count)):
+        raise InputError(
+            f"--worker {text}: not of the form i/n, such as 0/2 and 1/2 for two workers"
+        )
+    if int(index) >= int(count):
+        raise InputError(
+            f"--worker {text}: workers are counted from 0, so the last of {int(count)} is "
+            f"{int(count) - 1}/{int(count)}"
+        )
+    return int(index), int(count)
+
+
 def server_and_spool(option: str, server: str, spool: Path | None = None) -> tuple[str, Path]:
     """Split URL=SPOOL, and fill in the default spool of a port.
 
@@ -126,28 +177,37 @@ def server_and_spool(option: str, server: str, spool: Path | None = None) -> tup
     InputError
         It is no URL, or has a password in it, or no port while no spool is named.
     """
-    from urllib.parse import urlsplit
+    from extraction.addresses import parse_address
 
-    from extraction.spool import default_spool
+    address = parse_address(option, server, spool)
+    if address.relay:
+        raise InputError(f"{option} {server}: relays are for `hsstore extract`; name a spool here")
+    return address.url, address.spool
 
-    url, _, path = server.partition("=")
-    if "@" in url:  # not shown: status, log and store would have it too
-        raise InputError(
-            f"{option}: no user or password in a URL, please: put an API key into HSSTORE_API_KEY "
-            "or a file for --api-key-file"
-        )
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        raise InputError(f"{option} {url}: {error}") from None
-    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
-        raise InputError(f"{option} {url}: not a URL such as http://127.0.0.1:30000")
-    if path or spool:
-        return url, Path(path) if path else Path(spool or "")
-    if port is None:
-        raise InputError(f"{option} {url}: no port, so its spool is needed: give URL=SPOOL")
-    return url, default_spool(port)
+
+def server_addresses(
+    servers: list[str] | None, spool: Path | None, servers_file: Path | None
+) -> dict[str, Any]:
+    """Return the fields of `ExtractOptions` that say which servers are asked.
+
+    Raises
+    ------
+    InputError
+        There is none, or one of them is no address.
+    """
+    from extraction.addresses import parse_address
+
+    texts = servers or []
+    if not texts and servers_file is None:
+        raise InputError("no server is named: give --server URL[=SPOOL], or --servers-file FILE")
+    if spool is not None and (len(texts) != 1 or servers_file is not None):
+        raise InputError("--spool is of one server: name the spool of each with it, as URL=SPOOL")
+    named = tuple(parse_address("--server", text, spool) for text in texts)
+    fields: dict[str, Any] = {"more_servers": named[1:], "servers_file": servers_file}
+    if not named:
+        return fields
+    first = named[0]
+    return fields | {"server": first.url, "spool": first.spool, "relay": first.relay}
 
 
 def _json_object(option: str, text: str) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from hsstore.cli.options import (
     TrustRemoteCode,
     data_options,
     layer_list,
+    local_path,
 )
 from hsstore.errors import InputError
 
@@ -37,7 +38,12 @@ def plan(
     model: Annotated[
         Path | None, typer.Option(help="The model's directory: configuration and tokenizer.")
     ] = None,
-    store: Annotated[Path, typer.Option(help="Where the store would be.")] = Path("states.zarr"),
+    store: Annotated[
+        Path,
+        typer.Option(
+            metavar="STORE", parser=local_path("plan looks at"), help="Where the store would be."
+        ),
+    ] = Path("states.zarr"),
     layers: Layers = None,
     dtype: Annotated[
         Literal["bfloat16", "float16", "float32"], typer.Option(help="Element type.")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from hsstore.location import Location
     from hsstore.report import SemanticReport, Verification
     from hsstore.verify import VerifyOptions
 
@@ -23,7 +24,7 @@ MAX_LINES = 20
 
 
 def add_semantic(
-    report: Verification, store: Path, model_dir: Path, options: VerifyOptions
+    report: Verification, store: Location, model_dir: Path, options: VerifyOptions
 ) -> Verification:
     """Check the meaning of the states as well, and return the report with it.
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from hsstore.cli.app import app
-from hsstore.cli.options import AsJson, StorePath
+from hsstore.cli.options import AsJson, local_path
 from hsstore.errors import InputError, OutputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from rich.console import Console, RenderableType
 
-    from hsstore.report import RunReport, StallReport, StatusReport
+    from hsstore.report import RunReport, StallReport, StatusReport, TotalReport
 
 WATCH_SECONDS = 2.0
 FRESH_SECONDS = 5.0
@@ -25,7 +26,7 @@ FRESH_SECONDS = 5.0
 
 @app.command()
 def status(
-    store: StorePath,
+    store: Annotated[Path, typer.Argument(metavar="STORE", parser=local_path("status reads"))],
     *,
     watch: Annotated[
         bool, typer.Option("--watch", help="Show it again and again; with --json a line each.")
@@ -115,7 +116,12 @@ def _text(report: StatusReport) -> RenderableType:
     from rich.text import Text
 
     lines: list[RenderableType] = [Text(line) for line in _store_lines(report)]
+    together = len(report.runs) > 1 and any(run.worker for run in report.runs)
+    if together:
+        lines.append(_workers_table(report.runs))
     for run in report.runs:
+        if together and run.source == "copy":  # its line in the table says enough
+            continue
         lines += [Text(""), _run_table(run)]
         if run.stages:
             lines.append(_stage_table(run))
@@ -129,10 +135,37 @@ def _store_lines(report: StatusReport) -> Iterator[str]:
     if report.samples is not None:
         failed = f", {report.failed:,} failed" if report.failed else ""
         yield f"  {report.complete:,} of {report.samples:,} samples complete{failed}"
+    if report.total is not None and report.total.runs > 1:
+        yield f"  {_together(report.total)}"
     if report.unread:
         yield f"  the store's own files were not read: {report.unread}"
     if not report.runs:
         yield "  no run is going on here, and none has left a copy of its status"
+
+
+def _together(total: TotalReport) -> str:
+    return (
+        f"{total.runs} runs at work: {total.complete_now:,} samples by them, "
+        f"{total.tokens_per_second_1min:,.0f} tokens/s over 1 min, "
+        f"{total.tokens_per_second_15min:,.0f} over 15 min; "
+        f"{total.bytes_per_second_1min / 1e6:,.1f} MB/s; ETA {_duration(total.eta_seconds)}"
+    )
+
+
+def _workers_table(runs: Sequence[RunReport]) -> RenderableType:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("worker", "host", "samples", "tokens/s", "phase", "seen"):
+        right = column in {"samples", "tokens/s"}
+        table.add_column(column, justify="right" if right else "left")
+    for run in runs:
+        rate = f"{run.tokens_per_second_1min:,.0f}"
+        name = run.worker or run.run or "(starting)"
+        cells = (name, run.host, f"{run.complete_now:,}", rate, run.phase, _seen(run))
+        table.add_row(*map(escape, cells))
+    return table
 
 
 def _run_table(run: RunReport) -> RenderableType:
@@ -146,10 +179,9 @@ def _run_table(run: RunReport) -> RenderableType:
 
 
 def _run_lines(run: RunReport) -> Iterator[tuple[str, str]]:
-    yield (
-        "run",
-        f"{run.run or '(starting)'} on {run.host or 'this host'}, pid {run.pid}, {run.phase}",
-    )
+    worker = f"worker {run.worker}, " if run.worker else ""
+    name = f"{worker}{run.run or '(starting)'}"
+    yield "run", f"{name} on {run.host or 'this host'}, pid {run.pid}, {run.phase}"
     yield "seen", _seen(run)
     if run.samples:
         failed = f", {run.failed:,} failed" if run.failed else ""
@@ -170,12 +202,23 @@ def _run_lines(run: RunReport) -> Iterator[tuple[str, str]]:
             beat = f"server's heartbeat {_duration(run.heartbeat_age_seconds)} ago"
         yield "progress", f"{_duration(run.progress_age_seconds)} ago; {beat}"
         yield "in flight", f"{run.in_flight} of {run.in_flight_cap}, {run.open_blocks} open blocks"
-        yield "spool", f"{run.spool}: {_fill(run)}"
-    yield "server", run.server
+        where = run.spool if len(run.servers) < 2 else f"{len(run.servers)} spools"
+        yield "spool", f"{where}: {_fill(run)}"
+    yield from _server_lines(run)
     for error in run.last_errors:
         yield "error", error
     if run.message:
         yield "said", run.message
+
+
+def _server_lines(run: RunReport) -> Iterator[tuple[str, str]]:
+    if len(run.servers) < 2:
+        yield "server", run.server
+        return
+    for one in run.servers:
+        why = f": {one.message}" if one.message else ""
+        asked = f"{one.in_flight} of {one.in_flight_cap} in flight, {one.tokens:,} tokens"
+        yield "server", f"{one.url}, {one.state}, {asked}{why}"
 
 
 def _seen(run: RunReport) -> str:

@@ -14,8 +14,9 @@ from hsstore.cli.options import (
     CaCert,
     Processes,
     Scheduler,
-    StorePath,
+    StoreLocation,
     Workers,
+    local_path,
 )
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ MAX_LINES = 20
 
 @app.command()
 def verify(
-    store: StorePath,
+    store: StoreLocation,
     *,
     workers: Workers = None,
     processes: Processes = None,
@@ -45,7 +46,12 @@ def verify(
         bool, typer.Option("--repair", help="Make bad samples pending, for extract to redo.")
     ] = False,
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a report for a browser too.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            parser=local_path("verify --html writes"),
+            help="Write a report for a browser too.",
+        ),
     ] = None,
     semantic: Annotated[
         Path | None,

@@ -15,6 +15,7 @@ from hsstore.consolidate.link import take_over
 from hsstore.consolidate.task import BlockResult
 from hsstore.consolidate.writer import ShardsWriter, open_store, partial_name
 from hsstore.errors import CorruptStoreError
+from hsstore.location import RemotePath
 from hsstore.shard import shard_path
 from hsstore.shard.index import MISSING
 from hsstore.shard.reader import ShardReader
@@ -44,7 +45,8 @@ def write_block(task: BlockTask) -> BlockResult:
 
 def _link(task: BlockTask, run: str) -> BlockResult | None:
     """Take over the shards of a source, if they hold exactly the chunks of this block."""
-    if task.linking == "never" or task.complete.any():
+    is_remote = isinstance(task.sources[int(task.source[0])].path, RemotePath)
+    if task.linking == "never" or task.complete.any() or is_remote:
         return None
     result = BlockResult(task.block)
     if _link_shards(task, run, result) and _holds_exactly(task, list(result.partials.values())):
@@ -60,7 +62,7 @@ def _link_shards(task: BlockTask, run: str, result: BlockResult) -> bool:
     source = open_store(task.sources[int(task.source[0])])
     first = source.index.row_start[int(task.sample[0])] // task.layout.geometry.shard_rows
     for index, shard in enumerate(task.block.shards):
-        final = shard_path(task.destination.path, shard)
+        final = shard_path(task.destination.directory, shard)
         partial = partial_name(final, run)
         if not take_over(shard_path(source.path, first + index), partial, task.linking):
             return False

@@ -26,6 +26,7 @@ from hsstore.consolidate.schedule import Target, plan_bytes, stored_bytes, uncha
 from hsstore.consolidate.sources import open_sources
 from hsstore.create import create_store, layout_for
 from hsstore.errors import InputError, RefusedError
+from hsstore.location import RemotePath
 from hsstore.store import Store
 from hsstore.tasks import Where, no_bars
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from hsstore.consolidate.provenance import Recorded
     from hsstore.consolidate.request import Linking, OnConflict, Order
     from hsstore.consolidate.sources import Source
+    from hsstore.location import Location
     from hsstore.report import Consolidation
     from hsstore.tasks import Bars
 
@@ -79,7 +81,7 @@ class Options:
 
 
 def consolidate(
-    paths: Sequence[Path],
+    paths: Sequence[Location],
     destination: Path,
     options: Options | None = None,
     *,
@@ -97,7 +99,7 @@ def consolidate(
     Raises
     ------
     InputError
-        A source is not there, or nothing is to be written.
+        A source is not there, or nothing is to be written; or an object store refuses.
     RefusedError
         The sources do not belong together, samples with one id differ, the destination is of another
         command or is being written, or its disk is too small.
@@ -212,4 +214,6 @@ def _check_space(
 
 
 def _on_one_disk(source: Source, destination: Path) -> bool:
+    if isinstance(source.path, RemotePath):
+        return False
     return source.path.stat().st_dev == nearest(destination).stat().st_dev

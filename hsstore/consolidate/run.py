@@ -107,10 +107,8 @@ class Run:
     def _write_blocks(self, tasks: Tasks, where: Where) -> None:
         if not len(tasks):
             return
-        files = [
-            path / "zarr.json"
-            for path in [self._store.path, *(source.path for source in self._outcome.sources)]
-        ]
+        stores = [self._store, *(source.store for source in self._outcome.sources)]
+        files = [store.location / "zarr.json" for store in stores]
         results = run_tasks(write_block, tasks, where, files=files)
         with self._bars("blocks") as progress, closing(results):
             progress(0, len(tasks))

@@ -16,11 +16,11 @@ from typing_extensions import override
 from hsstore.codec import usual_ratio
 from hsstore.consolidate.task import BlockTask, StoreRef
 from hsstore.layout import Layout
+from hsstore.location import RemotePath
 from hsstore.shard import shard_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
     from typing import Any
 
     import numpy.typing as npt
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hsstore.consolidate.request import Linking
     from hsstore.consolidate.sources import Source
     from hsstore.dtype import DTypeName
+    from hsstore.location import Location
 
     Int64s = npt.NDArray[np.int64]
     Bools = npt.NDArray[np.bool_]
@@ -98,7 +99,13 @@ def _bytes_a_chunk_row(source: Source) -> float:
     return _shard_bytes(source.path) / max(total, 1)
 
 
-def _shard_bytes(root: Path) -> int:
+def _shard_bytes(root: Location) -> int:
+    if isinstance(root, RemotePath):
+        return sum(
+            size
+            for name, size in shard_path(root, 0).parent.find().items()
+            if name.startswith("c.")
+        )
     with os.scandir(shard_path(root, 0).parent) as entries:
         return sum(entry.stat().st_size for entry in entries if entry.name.startswith("c."))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,10 +13,10 @@ from hsstore.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     import numpy.typing as npt
 
+    from hsstore.location import Location
     from hsstore.spec import StoreSpec
 
 MAX_SOURCES = 1 << 16
@@ -38,16 +39,16 @@ class Source:
     digest: npt.NDArray[np.uint64]
 
     @property
-    def path(self) -> Path:
-        """The store's directory."""
-        return self.store.path
+    def path(self) -> Location:
+        """Where the store is."""
+        return self.store.location
 
     def ids(self, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.bytes_]:
         """Return sample ids as UTF-8, shape (k,)."""
         return self.store.sample_ids()[samples]
 
 
-def open_sources(paths: Sequence[Path], destination: Path) -> list[Source]:
+def open_sources(paths: Sequence[Location], destination: Path) -> list[Source]:
     """Open the stores and take note of what is complete.
 
     A store that a run is writing is taken as it is at this moment.
@@ -68,21 +69,23 @@ def open_sources(paths: Sequence[Path], destination: Path) -> list[Source]:
     return sources
 
 
-def _refuse_paths(paths: Sequence[Path], destination: Path) -> None:
-    seen: set[Path] = set()
+def _refuse_paths(paths: Sequence[Location], destination: Path) -> None:
+    seen: set[Location] = set()
     target = destination.resolve()
     for path in paths:
         resolved = path.resolve()
         if resolved in seen:
             raise InputError(f"{path}: named twice")
-        if target == resolved or target in resolved.parents or resolved in target.parents:
+        if isinstance(resolved, Path) and (
+            target == resolved or target in resolved.parents or resolved in target.parents
+        ):
             raise InputError(f"{path}: is the destination, or one lies within the other")
         seen.add(resolved)
     if len(seen) > MAX_SOURCES:
         raise InputError(f"{len(seen):,} sources; at most {MAX_SOURCES:,} can be merged at once")
 
 
-def _open(number: int, path: Path) -> Source:
+def _open(number: int, path: Location) -> Source:
     try:
         store = Store.open(path.resolve())
         state = store.completion()
@@ -102,15 +105,15 @@ def refuse_incompatible(first: Store, other: Store) -> None:
     for (name, mine), (_, theirs) in pairs:
         if mine != theirs:
             raise RefusedError(
-                f"these stores cannot be merged: {name} is {mine!r} in {first.path} and {theirs!r} in "
-                f"{other.path}"
+                f"these stores cannot be merged: {name} is {mine!r} in {first.location} and {theirs!r} in "
+                f"{other.location}"
             )
     mine, theirs = (np.asarray(store.plan_array("norm_weight")) for store in (first, other))
     if mine.tobytes() != theirs.tobytes():
         place = int(np.flatnonzero(mine.view(np.uint32) != theirs.view(np.uint32))[0])
         raise RefusedError(
-            f"these stores cannot be merged: norm_weight[{place}] is {mine[place]} in {first.path} and "
-            f"{theirs[place]} in {other.path}"
+            f"these stores cannot be merged: norm_weight[{place}] is {mine[place]} in {first.location} and "
+            f"{theirs[place]} in {other.location}"
         )
 
 

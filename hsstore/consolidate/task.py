@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from hsstore.files import publish
+from hsstore.location import require_local
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from hsstore.consolidate.request import Linking
     from hsstore.dtype import DTypeName
     from hsstore.layout import Block, Layout
+    from hsstore.location import Location
 
 How = Literal["linked", "copied", "encoded", "kept"]
 """What became of a sample's chunks: `kept` were in the destination already."""
@@ -25,9 +27,14 @@ How = Literal["linked", "copied", "encoded", "kept"]
 class StoreRef:
     """A store that a task opens."""
 
-    path: Path
+    path: Location
     store: str
     """Its UUID."""
+
+    @property
+    def directory(self) -> Path:
+        """Where its files are, which a destination has."""
+        return require_local(self.path, "consolidate writes")
 
 
 @dataclass(frozen=True, slots=True)

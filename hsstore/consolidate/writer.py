@@ -52,7 +52,7 @@ class ShardsWriter:
                 self._take_all(source, np.flatnonzero(mine))
             for number, shard in self._shards.items():
                 shard.seal()
-                final = shard_path(self._task.destination.path, number)
+                final = shard_path(self._task.destination.directory, number)
                 self._result.partials[final] = partial_name(final, self._run)
         except BaseException:
             for shard in self._shards.values():
@@ -96,7 +96,7 @@ class ShardsWriter:
         except (CorruptStoreError, OSError) as error:
             if isinstance(error, OSError) and error.errno != errno.ESTALE:
                 raise
-            take(Store.open(store.path), there, index)
+            take(Store.open(store.location), there, index)
         return "copied" if as_it_is else "encoded"
 
     def _copy(self, store: Store, there: int, index: int) -> None:
@@ -140,7 +140,7 @@ class ShardsWriter:
 
     def _shard(self, shard: int) -> ShardWriter:
         if shard not in self._shards:
-            path = shard_path(self._task.destination.path, shard)
+            path = shard_path(self._task.destination.directory, shard)
             self._shards[shard] = ShardWriter(path, self._run, self._sizes.shard_chunks)
         return self._shards[shard]
 

@@ -20,6 +20,8 @@ from hsstore.store import Store
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from hsstore.location import Location
+
 OPEN_STORES = 4
 
 
@@ -27,7 +29,7 @@ OPEN_STORES = 4
 class BlockTask:
     """Samples of one block of a store, and their rows in the directory."""
 
-    store: Path
+    store: Location
     store_id: str
     directory: Path
     trainer: str
@@ -95,7 +97,7 @@ def _recorded_error(path: Path) -> float:
 
 
 @lru_cache(maxsize=OPEN_STORES)
-def _open(path: Path, store_id: str, trainer: str, process: int) -> StoreSource:  # noqa: ARG001
+def _open(path: Location, store_id: str, trainer: str, process: int) -> StoreSource:  # noqa: ARG001
     """Open a store once a process; what a fork leaves of an open one is not to be used."""
     store = Store.open(path)
     if store.spec.store != store_id:

@@ -57,7 +57,7 @@ def _of_ids(store: Store, ids: frozenset[bytes] | None) -> npt.NDArray[np.bool_]
     mine = store.sample_ids()
     if unknown := ids.difference(mine.tolist()):
         shown = min(unknown).decode(errors="replace")
-        raise InputError(f"{store.path}: no sample {shown!r} ({len(unknown):,} such ids)")
+        raise InputError(f"{store.location}: no sample {shown!r} ({len(unknown):,} such ids)")
     return np.isin(mine, np.array(list(ids)))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -32,12 +33,11 @@ from hsstore.subset import from_ranges
 from hsstore.tasks import Where, no_bars, run_tasks
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import numpy.typing as npt
 
     from hsstore.export.target import Target
     from hsstore.formats import Format
+    from hsstore.location import Location
     from hsstore.report import ExportRecord
     from hsstore.spec import FinalState
     from hsstore.tasks import Bars
@@ -63,7 +63,9 @@ class Options:
     where: Where = field(default_factory=Where)
 
 
-def export_store(path: Path, directory: Path, options: Options, *, bars: Bars = no_bars) -> Export:
+def export_store(
+    path: Location, directory: Path, options: Options, *, bars: Bars = no_bars
+) -> Export:
     """Write the complete samples of a store as the files of another trainer.
 
     Raises
@@ -80,7 +82,7 @@ def export_store(path: Path, directory: Path, options: Options, *, bars: Bars = 
     """
     store = Store.open(path.resolve())
     directory = directory.resolve()  # workers of a cluster are in another directory
-    if directory.is_relative_to(store.path):
+    if isinstance(store.location, Path) and directory.is_relative_to(store.location):
         raise InputError(f"{directory} lies within the store")
     target = read_target(options.trainer, options.model, options.draft_vocabulary)
     source = StoreSource(store, FORMATS[options.trainer])
@@ -120,7 +122,7 @@ def _begin(
 ) -> ExportRecord:
     if not len(choice.samples):
         raise InputError(
-            f"{store.path}: no sample to export ({choice.pending:,} pending, {choice.failed:,} failed): see "
+            f"{store.location}: no sample to export ({choice.pending:,} pending, {choice.failed:,} failed): see "
             "hsstore status"
         )
     if strangers := [one.name for one in directory.iterdir() if one.suffix != PARTIAL_SUFFIX]:
@@ -139,12 +141,12 @@ def _refuse_other_states(store: Store, directory: Path, record: ExportRecord) ->
     if len(missing):
         name = f"sample {missing[0]} ({store.sample_id(int(missing[0]))})"
         raise RefusedError(
-            f"{directory} was begun with {name}, which is not in {store.path} any more: extract it, or export "
+            f"{directory} was begun with {name}, which is not in {store.location} any more: extract it, or export "
             "into another directory"
         )
     if states_hash(store, samples) != record.states_hash:
         raise RefusedError(
-            f"{store.path} has other states for some samples than when {directory} was begun: export into "
+            f"{store.location} has other states for some samples than when {directory} was begun: export into "
             "another directory"
         )
 
@@ -217,7 +219,7 @@ class _Run:
 
     def _write_samples(self, bars: Bars) -> None:
         tasks = self._tasks()
-        zarr_json = [self._store.path / "zarr.json"]
+        zarr_json = [self._store.location / "zarr.json"]
         results = run_tasks(write_block, tasks, self._options.where, files=zarr_json)
         with bars("samples") as progress, closing(results):
             progress(0, len(self._samples))
@@ -230,7 +232,7 @@ class _Run:
         cuts = np.flatnonzero(np.diff(block)) + 1
         return [
             BlockTask(
-                self._store.path,
+                self._store.location,
                 self._store.spec.store,
                 self._directory,
                 self._options.trainer,
@@ -286,7 +288,7 @@ class _Run:
         ]
         return Export(
             path=str(self._directory),
-            store=str(self._store.path),
+            store=str(self._store.location),
             trainer=self._options.trainer,
             resumed=resumed,
             samples=len(self._samples),

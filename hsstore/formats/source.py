@@ -47,11 +47,11 @@ class StoreSource:
         model = store.spec.model
         if model.final == "none":
             raise RefusedError(
-                f"{store.path} has no final state, and {form.name} files cannot do without one"
+                f"{store.location} has no final state, and {form.name} files cannot do without one"
             )
         if not model.layers and form.name != "eagle":
             raise RefusedError(
-                f"{store.path} has no captured layers, and {form.name} files cannot do without them"
+                f"{store.location} has no captured layers, and {form.name} files cannot do without them"
             )
         self.final: FinalState = WANTED_FINAL.get(form.name, model.final)
         """Of the samples that are given."""
@@ -120,6 +120,6 @@ class StoreSource:
             self._converted(row)
         except InputError as error:
             raise RefusedError(
-                f"{self._store.path} holds the {self._store.spec.model.final} state, {self._form.name} files "
+                f"{self._store.location} holds the {self._store.spec.model.final} state, {self._form.name} files "
                 f"the {self.final} one: {error}"
             ) from None

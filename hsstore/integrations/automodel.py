@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from hsstore.errors import InputError
 from hsstore.integrations.samples import ExportedSamples
 from hsstore.loaders import draft_vocabulary
 from hsstore.semantic.head import Head, read_head
+
+if TYPE_CHECKING:
+    from hsstore.location import Location
 
 ROWS_AT_ONCE = 256
 """Of logits over the target's whole vocabulary."""
@@ -60,7 +63,7 @@ class AutomodelDataset(Dataset[dict[str, torch.Tensor]]):
 
     def __init__(
         self,
-        path: str | Path,
+        path: str | Location,
         model: str | Path,
         *,
         draft_vocabulary: int,

@@ -16,7 +16,7 @@ from hsstore.formats.modelopt import PRENORM
 from hsstore.integrations.samples import ExportedSamples
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from hsstore.location import Location
 
 IGNORED = -100
 """Label of a row without one."""
@@ -41,7 +41,7 @@ class ModelOptDataset(Dataset[dict[str, Any]]):
     """
 
     def __init__(
-        self, path: str | Path, *, split: str | None = None, answer_only_loss: bool = True
+        self, path: str | Location, *, split: str | None = None, answer_only_loss: bool = True
     ) -> None:
         self.samples = ExportedSamples.of(path, "modelopt", split=split)
         self._answer_only_loss = answer_only_loss

@@ -24,11 +24,14 @@ from hsstore.export.target import read_target
 from hsstore.files import make_directory, output_errors, write_durably
 from hsstore.integrations.command import end_with
 from hsstore.integrations.samples import ExportedSamples
+from hsstore.location import locate
 from hsstore.spec import Record
 from hsstore.subset import from_ranges, to_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from hsstore.location import Location
 
 NOTE = "hsstore-feed.json"
 FORMATS = ("specforge", "speculators", "modelopt")
@@ -40,7 +43,7 @@ class Feed(Record):
     """Which samples a directory was prepared for."""
 
     store: str
-    """Path."""
+    """Path or URL."""
     store_id: str
     """Its UUID."""
     format: str
@@ -49,7 +52,7 @@ class Feed(Record):
 
 
 def prepare(
-    path: Path,
+    path: str | Location,
     directory: Path,
     form: str,
     *,
@@ -142,7 +145,7 @@ def read_prepared(directory: Path, form: str, store: str | None = None) -> Expor
         raise InputError(f"{note}: {error}") from None
     if feed.format != form:
         raise InputError(f"{directory} was prepared for {feed.format}, not for {form}")
-    path = Path(store or feed.store).absolute()
+    path = locate(store or feed.store).absolute()
     samples = ExportedSamples(path, feed.store_id, form, from_ranges(feed.samples))
     samples.source()
     return samples
@@ -167,7 +170,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m hsstore.integrations.prepare",
         description="Write what a trainer needs beside the samples of STORE, which stay there.",
     )
-    parser.add_argument("store", type=Path)
+    parser.add_argument("store", help="a directory, or a URL")
     parser.add_argument("directory", type=Path, help="must not exist, or be empty")
     parser.add_argument("--format", choices=FORMATS, required=True, help="whose files")
     parser.add_argument("--split", help="only samples of this split")

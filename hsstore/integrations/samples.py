@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,11 +16,14 @@ from hsstore.formats import FORMATS
 from hsstore.formats.source import StoreSource
 from hsstore.loaders.reading import OPEN_STORES, open_once
 from hsstore.loaders.selection import completeness
+from hsstore.location import locate
 from hsstore.store import Store
 from hsstore.subset import of_split
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+    from hsstore.location import Location
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,13 +40,13 @@ class ExportedSamples:
         Their indices in the store, ascending.
     """
 
-    path: Path
+    path: Location
     store_id: str
     format: str
     samples: npt.NDArray[np.int64]
 
     @classmethod
-    def of(cls, path: str | Path, form: str, *, split: str | None = None) -> ExportedSamples:
+    def of(cls, path: str | Location, form: str, *, split: str | None = None) -> ExportedSamples:
         """Choose the samples of a store that are complete now.
 
         Parameters
@@ -65,7 +67,7 @@ class ExportedSamples:
         samples = np.flatnonzero(completeness(store)[0] & of_split(store, split))
         if not len(samples):
             raise InputError(f"{path}: no complete sample to train on: see hsstore status")
-        chosen = cls(Path(path).absolute(), store.spec.store, form, samples)
+        chosen = cls(locate(path).absolute(), store.spec.store, form, samples)
         chosen.source()
         return chosen
 
@@ -115,7 +117,7 @@ class ExportedSamples:
 
 
 @lru_cache(maxsize=OPEN_STORES)
-def _source(path: Path, store_id: str, form: str, process: int) -> StoreSource:
+def _source(path: Location, store_id: str, form: str, process: int) -> StoreSource:
     return StoreSource(open_once(path, store_id, process), FORMATS[form])
 
 

@@ -14,7 +14,6 @@ from hsstore.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     import numpy.typing as npt
     from distributed import Client
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from hsstore.loaders.order import Tail
     from hsstore.loaders.prefetch import Pending
     from hsstore.loaders.reading import BatchReader
+    from hsstore.location import Location
 
 STATES = ("aux_states", "target_states")
 
@@ -46,7 +46,7 @@ class StreamOptions(TypedDict, total=False):
 
 
 def dask_batches(
-    store: Store | str | Path | Eagle3Stream,
+    store: Store | str | Location | Eagle3Stream,
     client: Client,
     *,
     prefetch_bytes: int = 1 << 30,
@@ -59,7 +59,7 @@ def dask_batches(
 
     Parameters
     ----------
-    store : Store, path or Eagle3Stream
+    store : Store, path, URL or Eagle3Stream
         A stream brings its options, its epoch and its position; its `state_dict` then follows what
         is handed over here.
     client : distributed.Client
@@ -86,9 +86,11 @@ def dask_batches(
     return stream.counted(_as_tensors(arrays, dtype) for arrays in results)
 
 
-def _as_stream(store: Store | str | Path | Eagle3Stream, options: StreamOptions) -> Eagle3Stream:
+def _as_stream(
+    store: Store | str | Location | Eagle3Stream, options: StreamOptions
+) -> Eagle3Stream:
     if not isinstance(store, Eagle3Stream):
-        return Eagle3Stream(store.path if isinstance(store, Store) else store, **options)
+        return Eagle3Stream(store.location if isinstance(store, Store) else store, **options)
     if options:
         raise InputError(f"the stream has its options: leave {', '.join(options)} away")
     return store

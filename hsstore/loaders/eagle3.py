@@ -18,11 +18,11 @@ from hsstore.subset import of_split
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     import numpy.typing as npt
 
     from hsstore.loaders.alignment import Eagle3Batch
+    from hsstore.location import Location
 
 
 class Eagle3Sample(TypedDict):
@@ -60,7 +60,7 @@ class Eagle3Dataset(Dataset[Eagle3Sample]):
     """
 
     def __init__(
-        self, path: str | Path, split: str | None = None, *, layers: Sequence[int] | None = None
+        self, path: str | Location, split: str | None = None, *, layers: Sequence[int] | None = None
     ) -> None:
         self.store = Store.open(path)
         self._slots = [*aux_slots(self.store, layers), self.store.spec.model.slots - 1]
@@ -86,11 +86,11 @@ class Eagle3Dataset(Dataset[Eagle3Sample]):
         }
 
     @override
-    def __getstate__(self) -> tuple[Path, list[int], npt.NDArray[np.int64]]:
+    def __getstate__(self) -> tuple[Location, list[int], npt.NDArray[np.int64]]:
         """Pickle what to open, not what is open."""
-        return self.store.path, self._slots, self.samples
+        return self.store.location, self._slots, self.samples
 
-    def __setstate__(self, state: tuple[Path, list[int], npt.NDArray[np.int64]]) -> None:
+    def __setstate__(self, state: tuple[Location, list[int], npt.NDArray[np.int64]]) -> None:
         """Open the store anew, with the same samples."""
         path, self._slots, self.samples = state
         self.store = Store.open(path)

@@ -16,10 +16,10 @@ from hsstore.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from hsstore.loaders.alignment import Eagle3Batch
     from hsstore.loaders.order import Cutting
+    from hsstore.location import Location
 
 OPEN_STORES = 8
 
@@ -28,7 +28,7 @@ OPEN_STORES = 8
 class BatchReader:
     """Reads batches of one store; small, and can be pickled."""
 
-    path: Path
+    path: Location
     store_id: str
     """Its UUID: another process may find another store under this path."""
     slots: tuple[int, ...]
@@ -109,7 +109,7 @@ def close_stores() -> None:
 
 
 @lru_cache(maxsize=OPEN_STORES)
-def open_once(path: Path, store_id: str, process: int) -> Store:
+def open_once(path: Location, store_id: str, process: int) -> Store:
     """Open a store; `process` is here because what a fork leaves of an open one is not to be used."""
     store = Store.open(path)
     if store.spec.store != store_id:

@@ -31,12 +31,12 @@ def aux_slots(store: Store, layers: Sequence[int] | None) -> list[int]:
     """
     model = store.spec.model
     if model.final == "none" or not model.layers:
-        raise InputError(f"{store.path}: EAGLE-3 needs captured layers and the final state")
+        raise InputError(f"{store.location}: EAGLE-3 needs captured layers and the final state")
     if layers is None:
         return list(range(len(model.layers)))
     if missing := [layer for layer in layers if layer not in model.layers]:
         raise InputError(
-            f"{store.path}: layers {missing} are not in the store; it has {list(model.layers)}"
+            f"{store.location}: layers {missing} are not in the store; it has {list(model.layers)}"
         )
     if not layers:
         raise InputError("layers is empty: name at least one, or leave it out")
@@ -47,7 +47,7 @@ def completeness(store: Store) -> tuple[Bools, Bools]:
     """Return which samples are complete, and which failed, fresh; both of shape (n,)."""
     span_samples = store.spec.layout.span_samples
     complete, failed = (
-        read_spans(store.path, name, len(store), span_samples, slice(None))
+        read_spans(store.location, name, len(store), span_samples, slice(None))
         for name in ("complete", "failed")
     )
     return complete, failed != 0

@@ -25,16 +25,17 @@ from hsstore.loaders.selection import (
 from hsstore.loaders.state import StreamState, check_state
 from hsstore.loaders.table import Table
 from hsstore.loaders.tensors import torch_dtype
+from hsstore.location import require_local
 from hsstore.store import Store
 from hsstore.subset import of_split
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-    from pathlib import Path
 
     from hsstore.loaders.order import Tail
     from hsstore.loaders.selection import Bools
     from hsstore.loaders.state import Order
+    from hsstore.location import Location
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ class Eagle3Stream(IterableDataset[Eagle3Batch]):
 
     def __init__(
         self,
-        path: str | Path,
+        path: str | Location,
         *,
         batch_size: int | None = None,
         pack_rows: int | None = None,
@@ -112,8 +113,10 @@ class Eagle3Stream(IterableDataset[Eagle3Batch]):
         if follow and tail == "drop":
             raise InputError("tail='drop' needs to know the end, which follow=True does not")
         store = Store.open(path)
+        if follow:
+            require_local(store.location, "follow=True reads")
         self.reader = BatchReader(
-            path=store.path.absolute(),
+            path=store.location.absolute(),
             store_id=store.spec.store,
             slots=tuple(aux_slots(store, layers)),
             dtype=dtype or torch_dtype(store),

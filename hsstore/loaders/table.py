@@ -45,7 +45,7 @@ class Table:
         sample = np.flatnonzero(chosen & (rows > 0))
         if not len(sample):
             raise InputError(
-                f"{store.path}: no sample to train on ({int(chosen.sum())} chosen, none of them of "
+                f"{store.location}: no sample to train on ({int(chosen.sum())} chosen, none of them of "
                 "two tokens): see hsstore status"
             )
         block = np.searchsorted(store.layout.block_sample, sample, side="right") - 1

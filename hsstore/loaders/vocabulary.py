@@ -14,11 +14,11 @@ from hsstore.subset import of_split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     import numpy.typing as npt
 
     from hsstore.loaders.selection import Bools
+    from hsstore.location import Location
 
 WINDOW_ROWS = 1 << 22
 """Rows that are counted at once."""
@@ -34,7 +34,7 @@ class DraftVocabulary(NamedTuple):
 
 
 def draft_vocabulary(
-    store: Store | str | Path, size: int, target_size: int, *, split: str | None = None
+    store: Store | str | Location, size: int, target_size: int, *, split: str | None = None
 ) -> DraftVocabulary:
     """Choose the tokens of a draft vocabulary.
 
@@ -91,7 +91,7 @@ def supervised_counts(store: Store, chosen: Bools, target_size: int) -> npt.NDAr
         supervised = ids[wanted & (store.plan_array("loss_mask", where) != 0)]
         if len(supervised) and not 0 <= supervised.min() <= supervised.max() < target_size:
             raise InputError(
-                f"{store.path}: it has tokens {supervised.min()} to {supervised.max()}, but the target "
+                f"{store.location}: it has tokens {supervised.min()} to {supervised.max()}, but the target "
                 f"model has {target_size}"
             )
         counts += np.bincount(supervised, minlength=target_size)

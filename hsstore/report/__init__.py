@@ -11,7 +11,14 @@ from hsstore.report.export import Export, ExportRecord, ExportRequest
 from hsstore.report.importing import Import, LeftFile, LeftKind, TakenSample
 from hsstore.report.info import Info
 from hsstore.report.semantic import SemanticBad, SemanticCheck, SemanticKind, SemanticReport
-from hsstore.report.status import RunReport, StageReport, StallReport, StatusReport
+from hsstore.report.status import (
+    RunReport,
+    ServerReport,
+    StageReport,
+    StallReport,
+    StatusReport,
+    TotalReport,
+)
 from hsstore.report.verification import (
     Bad,
     BadCount,
@@ -63,11 +70,13 @@ __all__ = [
     "SemanticCheck",
     "SemanticKind",
     "SemanticReport",
+    "ServerReport",
     "SlotNorms",
     "StageReport",
     "StallReport",
     "StatusReport",
     "TakenSample",
+    "TotalReport",
     "UnusableSample",
     "Verification",
 ]

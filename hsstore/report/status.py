@@ -36,6 +36,21 @@ class StallReport(Record):
     kill_cost: str
 
 
+class ServerReport(Record):
+    """One of the servers of a run."""
+
+    url: str
+    spool: str
+    state: Literal["waiting", "up", "parked", "leaving", "dropped"]
+    """Not there yet; asked; gone away, and probed; taken out; refused."""
+    in_flight: int
+    in_flight_cap: int
+    tokens: int
+    """Asked of it by this run."""
+    message: str
+    """Why it is not asked, where it is not."""
+
+
 class RunReport(Record):
     """One run on a store. Ages are in seconds before the report was made."""
 
@@ -45,6 +60,8 @@ class RunReport(Record):
     store: of another host, or of a run that has ended."""
     age_seconds: float
     """Of all that follows."""
+    worker: str = ""
+    """Such as 1/4, where several share the store."""
     host: str
     pid: int
     phase: str
@@ -64,6 +81,7 @@ class RunReport(Record):
     ratio: float | None
     """Raw over stored bytes of what this run has committed."""
     eta_seconds: float | None
+    """None of a worker: others do a part of what is left."""
     in_flight: int
     in_flight_cap: int
     open_blocks: int
@@ -72,6 +90,9 @@ class RunReport(Record):
     spool_used_bytes: int
     spool_budget_bytes: int
     server: str
+    """Of several the first."""
+    servers: tuple[ServerReport, ...] = ()
+    """All of them, once the run has begun to ask them."""
     heartbeat_age_seconds: float | None
     """Since the run saw the server's heartbeat advance."""
     progress_age_seconds: float
@@ -81,6 +102,22 @@ class RunReport(Record):
     message: str
     exit_code: int | None
     stall: StallReport | None
+
+
+class TotalReport(Record):
+    """What the runs that live do together."""
+
+    runs: int
+    complete_now: int
+    """Samples committed by them."""
+    tokens_now: int
+    in_flight: int
+    tokens_per_second_1min: float
+    tokens_per_second_15min: float
+    bytes_per_second_1min: float
+    """Raw bytes."""
+    eta_seconds: float | None
+    """By the samples of the store that are pending, and their mean length."""
 
 
 class StatusReport(Record):
@@ -93,5 +130,7 @@ class StatusReport(Record):
     failed: int | None
     unread: str
     """Why the store's own files were not read; empty where they were."""
+    total: TotalReport | None = None
+    """None where no run is alive."""
     runs: tuple[RunReport, ...]
     """Live ones first, then the newest."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from hsstore.location import Location
     from hsstore.report import SemanticReport
     from hsstore.semantic.fit import Learned
     from hsstore.semantic.judge import Judgement
@@ -60,7 +61,7 @@ class Judged:
 
 
 def check_semantics(
-    store_path: Path,
+    store_path: Location,
     model_dir: Path,
     where: Where | None = None,
     *,
@@ -114,7 +115,7 @@ class Prepared:
     """Samples that are complete."""
 
 
-def prepare(store_path: Path, model_dir: Path, where: Where, *, seed: int) -> Prepared:
+def prepare(store_path: Location, model_dir: Path, where: Where, *, seed: int) -> Prepared:
     """Learn what is usual in a store.
 
     Raises

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from hsstore.location import Location
     from hsstore.semantic.prefix import Reference
     from hsstore.spec import Model
 
@@ -52,7 +53,7 @@ class Fitted:
 class Source:
     """Which store, with which model, looked at with which seed."""
 
-    store: Path
+    store: Location
     store_id: str
     """Its UUID: what was opened before under this path may be another store."""
     model_dir: Path
@@ -64,13 +65,13 @@ class Source:
     fitted: Fitted = Fitted()
 
     @classmethod
-    def of(cls, store: Path, model_dir: Path, seed: int) -> Source:
+    def of(cls, store: Location, model_dir: Path, seed: int) -> Source:
         """Describe a store and a checkpoint; paths are made absolute, for workers elsewhere."""
         store, model_dir = store.absolute(), model_dir.absolute()
         return cls(store, Store.open(store).spec.store, model_dir, seed)
 
     @property
-    def files(self) -> tuple[Path, ...]:
+    def files(self) -> tuple[Location, ...]:
         """Small files that every worker has to see as this process does."""
         config = self.model_dir / "config.json"
         return (self.store / "zarr.json", *([config] if config.exists() else []))
@@ -183,7 +184,7 @@ class _Opened:
 
 
 @lru_cache(maxsize=4)
-def _open(path: Path, store_id: str, model_dir: Path) -> _Opened:
+def _open(path: Location, store_id: str, model_dir: Path) -> _Opened:
     store = Store.open(path)
     if store.spec.store != store_id:
         raise InputError(f"{path} has become another store in the meantime: run verify again")

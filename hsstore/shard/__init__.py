@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from hsstore.location import Location, RemotePath
+    from hsstore.shard.reader import ShardReader
+    from hsstore.shard.remote import RemoteShard
+
+L = TypeVar("L", "Path", "RemotePath", "Location")
 
 
-def shard_path(root: Path, shard: int) -> Path:
-    """Return the file of a shard of `hidden_states` in the store at `root`."""
+def shard_path(root: L, shard: int) -> L:
+    """Return the file or object of a shard of `hidden_states` in the store at `root`."""
     return root / "hidden_states" / f"c.{shard}.0.0"
+
+
+def open_shard(path: Location, chunks: int) -> ShardReader | RemoteShard:
+    """Open a shard, wherever it is; raises what its reader does."""
+    if isinstance(path, Path):
+        from hsstore.shard.reader import ShardReader  # noqa: PLC0415  # each imports this package
+
+        return ShardReader(path, chunks)
+    from hsstore.shard.remote import RemoteShard  # noqa: PLC0415  # brings fsspec
+
+    return RemoteShard(path, chunks)

@@ -5,30 +5,22 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-import numpy as np
+from typing import TYPE_CHECKING, ClassVar
 
 from hsstore.activity import operation
 from hsstore.errors import CorruptStoreError
-from hsstore.shard.index import MISSING, decode_index, index_bytes
-from hsstore.shard.ranges import plan_reads
+from hsstore.shard.index import decode_index, index_bytes
+from hsstore.shard.indexed import IndexedShard, MissingShardError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
+    import numpy as np
     import numpy.typing as npt
 
     from hsstore.shard.index import Index
     from hsstore.shard.ranges import Read
-
-READ_BYTES = 2 << 20
-"""Chunks are joined up to this: what a core copies out of the page cache is then still in its own
-cache when it decodes it. In one read of a whole sample it would not be, and nothing is decoded before
-the last byte is there."""
-GAP_BYTES = 16 << 10
-"""A hole between chunks that costs less than another read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,30 +32,37 @@ class ShardVersion:
     size_bytes: int
 
 
-class ShardReader:
+class ShardReader(IndexedShard):
     """An open shard: its index, checked, and ranged reads. Safe to use from many threads.
 
     A shard is only ever replaced as a whole, so an open one stays consistent.
 
     Raises
     ------
+    MissingShardError
+        There is no such file.
     CorruptStoreError
-        The file is missing, shorter than its index, or the index is damaged.
+        It is shorter than its index, or the index is damaged.
     OSError
         The disk failed; ESTALE: the file was replaced by another host. It names the file.
     """
+
+    READ_BYTES: ClassVar[int] = 2 << 20
+    """What a core copies out of the page cache is then still in its own cache when it decodes it. In one read
+    of a whole sample it would not be, and nothing is decoded before the last byte is there."""
+    GAP_BYTES: ClassVar[int] = 16 << 10
 
     _close = staticmethod(os.close)
     """Here, for readers that outlive the modules at an interpreter's end."""
 
     def __init__(self, path: Path, chunks: int) -> None:
-        self.path = path
+        self.path, self.name = path, path.name
         self._descriptor = -1
         try:
             with operation("open", path):
                 self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            raise CorruptStoreError(f"{path.name}: shard is missing") from None
+            raise MissingShardError(f"{path.name}: shard is missing") from None
         self.version = _version(os.fstat(self._descriptor))
         self.index = self._read_index(chunks)
 
@@ -75,7 +74,7 @@ class ShardReader:
         try:
             return decode_index(encoded, chunks, data_bytes)
         except CorruptStoreError as error:
-            raise CorruptStoreError(f"{self.path.name}: {error}") from None
+            raise CorruptStoreError(f"{self.name}: {error}") from None
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -87,14 +86,10 @@ class ShardReader:
             error.filename = str(self.path)
             raise
 
-    def _entry(self, chunk: int) -> tuple[int, int]:
-        if not self.has(chunk):
-            raise CorruptStoreError(f"{self.path.name}: chunk {chunk} is missing")
-        return int(self.index[chunk, 0]), int(self.index[chunk, 1])
-
-    def has(self, chunk: int) -> bool:
-        """Say whether the chunk is in the shard."""
-        return bool(self.index[chunk, 0] != MISSING)
+    @property
+    def modified(self) -> float:
+        """When the file was published: seconds since 1970."""
+        return self.version.mtime_ns / 1e9
 
     def read(self, chunk: int) -> bytes:
         """Read one encoded chunk.
@@ -108,31 +103,8 @@ class ShardReader:
         with self._reading():
             encoded = os.pread(self._descriptor, nbytes, offset)
         if len(encoded) != nbytes:
-            raise CorruptStoreError(f"{self.path.name}: chunk {chunk} is cut short")
+            raise CorruptStoreError(f"{self.name}: chunk {chunk} is cut short")
         return encoded
-
-    def plan(self, chunks: Sequence[int], largest_bytes: int) -> list[Read]:
-        """Say how these chunks are read best.
-
-        Parameters
-        ----------
-        largest_bytes : int
-            What a chunk can have at most.
-
-        Raises
-        ------
-        CorruptStoreError
-            One is missing, or larger than any chunk can be.
-        """
-        entries = self.index[list(chunks)]
-        if missing := np.flatnonzero(entries[:, 0] == MISSING).tolist():
-            raise CorruptStoreError(f"{self.path.name}: chunk {chunks[missing[0]]} is missing")
-        if large := np.flatnonzero(entries[:, 1] > np.uint64(largest_bytes)).tolist():
-            size = entries[large[0], 1]
-            raise CorruptStoreError(
-                f"{self.path.name}: chunk {chunks[large[0]]} has {size} bytes, more than any can"
-            )
-        return plan_reads(entries, most_bytes=READ_BYTES, gap_bytes=GAP_BYTES)
 
     def is_cached(self, offset: int) -> bool:
         """Say whether the page cache has this byte, as far as can be known without waiting."""
@@ -161,7 +133,7 @@ class ShardReader:
                 got += count
         if got < read.nbytes:
             raise CorruptStoreError(
-                f"{self.path.name}: cut short, {read.nbytes} bytes at {read.offset} are not there"
+                f"{self.name}: cut short, {read.nbytes} bytes at {read.offset} are not there"
             )
 
     def _read_some(self, read: Read, buffer: npt.NDArray[np.uint8], got: int) -> int:

@@ -19,12 +19,12 @@ from hsstore.verify.values import norm_histogram
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     import numpy.typing as npt
 
     from hsstore.dtype import DTypeName
     from hsstore.layout import Layout
+    from hsstore.location import Location
     from hsstore.store import Completion
 
 
@@ -42,7 +42,7 @@ class RunTimes:
 class BlockTask:
     """One block, and what the store promises of it."""
 
-    root: Path
+    root: Location
     dtype: DTypeName
     codec: dict[str, Any]
     """As the store records it."""
@@ -114,7 +114,7 @@ def _check_incomplete(task: BlockTask, reader: StatesReader, index: int) -> Iter
     if not digest:
         return
     if _holds(reader, index, int(task.length[index]), digest):
-        if "complete" in task.damaged or not _was_interrupted(task):
+        if "complete" in task.damaged or not _was_interrupted(task, reader):
             detail = "states and digest are there and agree, but complete is not set"
             yield Finding(sample, BadKind.PAYLOAD_WITHOUT_BIT, detail)
     elif "digest" in task.damaged:
@@ -129,9 +129,9 @@ def _holds(reader: StatesReader, index: int, length: int, digest: int) -> bool:
         return False
 
 
-def _was_interrupted(task: BlockTask) -> bool:
+def _was_interrupted(task: BlockTask, reader: StatesReader) -> bool:
     """Say whether the run that published the shard, going by the file's time, did not end."""
-    published = max(shard_path(task.root, shard).stat().st_mtime for shard in task.shards)
+    published = max(reader.shard(shard).modified for shard in task.shards)
     ended = [run.ended for run in task.runs if run.started <= published]
     return bool(ended) and not ended[-1]
 
@@ -139,12 +139,10 @@ def _was_interrupted(task: BlockTask) -> bool:
 def _check_shards(task: BlockTask, reader: StatesReader, *, is_used: bool) -> Iterator[Finding]:
     """Check the shards as wholes: what belongs to no sample, and those that no sample is read from."""
     for shard, is_known in zip(task.shards, _chunks_of_samples(task), strict=True):
-        if not shard_path(task.root, shard).exists():
-            continue
         try:
             is_there = reader.shard(shard).index[:, 0] != MISSING
         except BadPayloadError as error:
-            if not is_used:
+            if not is_used and error.kind is not BadKind.MISSING_SHARD:
                 yield Finding(None, error.kind, f"{error}; no sample of it is complete")
             continue
         if strange := np.flatnonzero(is_there & ~is_known).tolist():

@@ -6,11 +6,14 @@ values are taken as they are, and the payload then tells which of them is wrong.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hsstore.location import RemotePath
 from hsstore.report import BadKind
 from hsstore.spans import DTYPES, read_span
 from hsstore.store import Completion
@@ -18,12 +21,14 @@ from hsstore.verify.finding import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     import numpy.typing as npt
 
+    from hsstore.location import Location
     from hsstore.store import Store
 
+REQUESTS = 16
+"""Spans in an object store that are read at once."""
 # `complete` is 0 or 1; read as a number, to see values that are neither.
 ARRAYS = DTYPES | {"complete": np.dtype(np.uint8)}
 
@@ -41,13 +46,22 @@ class SpanState:
     """Samples whose values alone show that they are wrong."""
 
 
+def read_span_states(store: Store) -> list[SpanState]:
+    """Read the chunks of all spans; where each is a request, several at once."""
+    spans = range(store.layout.spans)
+    if not isinstance(store.location, RemotePath):
+        return [read_span_state(store, span) for span in spans]
+    with ThreadPoolExecutor(REQUESTS) as pool:
+        return list(pool.map(partial(read_span_state, store), spans))
+
+
 def read_span_state(store: Store, span: int) -> SpanState:
     """Read the three chunks of a span; `complete` first, as every reader does."""
     where = store.layout.span_slice(span)
     damaged: dict[str, str] = {}
     values: dict[str, npt.NDArray[Any]] = {}
     for name, dtype in ARRAYS.items():
-        path = store.path / name / f"c.{span}"
+        path = store.location / name / f"c.{span}"
         values[name], problem = _read(path, dtype, store.spec.layout.span_samples)
         if problem:
             damaged[name] = f"{name}/c.{span}: {problem}"
@@ -68,7 +82,7 @@ def read_span_state(store: Store, span: int) -> SpanState:
     )
 
 
-def _read(path: Path, dtype: np.dtype[Any], count: int) -> tuple[npt.NDArray[Any], str]:
+def _read(path: Location, dtype: np.dtype[Any], count: int) -> tuple[npt.NDArray[Any], str]:
     try:
         return read_span(path, dtype, count)
     except OSError as error:

@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 import json
-import math
 import os
-from dataclasses import dataclass
-from itertools import starmap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hsstore.claims import Claim, lives, read_claims
-from hsstore.files import PARTIAL_SUFFIX
+from hsstore.location import RemotePath
 from hsstore.report import BadKind, Note, NoteKind
 from hsstore.spec import COMPLETION
 from hsstore.verify.finding import Finding
+from hsstore.verify.names import Contents, is_chunk, look_at_objects, read_grid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from hsstore.location import Location
     from hsstore.store import Store
 
-STALE_NAME = ".nfs"
-"""What a network file system calls a file that is removed while somebody has it open."""
 SHOWN = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """What lies in a store besides its data."""
-
-    unexpected: list[Path]
-    partial: list[Path]
-    """Files that were begun and not published."""
 
 
 def check_contents(store: Store, own_run: str = "") -> tuple[list[Finding], list[Note]]:
@@ -43,16 +31,17 @@ def check_contents(store: Store, own_run: str = "") -> tuple[list[Finding], list
     own_run : str
         Whose claims are our own.
     """
-    contents = Contents([], [])
+    contents = Contents()
     findings = []
     try:
-        _look_into_root(store, contents)
+        if isinstance(store.location, RemotePath):
+            look_at_objects(store, store.location, contents)
+        else:
+            _look_into_root(store, contents)
     except OSError as error:
         findings.append(Finding(None, BadKind.UNREADABLE, str(error)))
     findings += [
-        Finding(
-            None, BadKind.UNEXPECTED_FILE, f"{path.relative_to(store.path)} is no part of a store"
-        )
+        Finding(None, BadKind.UNEXPECTED_FILE, f"{_relative(store, path)} is no part of a store")
         for path in contents.unexpected
     ]
     return findings, list(_notes(store, contents.partial, own_run))
@@ -66,35 +55,28 @@ def _look_into_root(store: Store, contents: Contents) -> None:
         elif entry.name == "runs":
             _look_into_runs(store.path / "runs", contents)
         elif entry.name != "zarr.json":
-            _sort_in(store.path / entry.name, contents)
+            contents.sort_in(store.path / entry.name)
 
 
 def _look_into_runs(runs: Path, contents: Contents) -> None:
     for entry in _entries(runs):
         if not entry.is_dir():
             if entry.name != "zarr.json":
-                _sort_in(runs / entry.name, contents)
+                contents.sort_in(runs / entry.name)
             continue
         for inside in _entries(runs / entry.name):
             path = runs / entry.name / inside.name
             if (path / "zarr.json").is_file():  # its golden states, or what else a run keeps
                 _look_into_array(path, contents)
             elif inside.name != "zarr.json":
-                _sort_in(path, contents)
+                contents.sort_in(path)
 
 
 def _look_into_array(array: Path, contents: Contents) -> None:
-    grid = _grid(array)
+    grid = read_grid(array)
     for entry in _entries(array):
-        if entry.name != "zarr.json" and not _is_chunk(entry.name, grid):
-            _sort_in(array / entry.name, contents)
-
-
-def _sort_in(path: Path, contents: Contents) -> None:
-    if path.name.endswith(PARTIAL_SUFFIX):
-        contents.partial.append(path)
-    elif not path.name.startswith(STALE_NAME):
-        contents.unexpected.append(path)
+        if entry.name != "zarr.json" and not is_chunk(entry.name, grid):
+            contents.sort_in(array / entry.name)
 
 
 def _entries(directory: Path) -> Iterator[os.DirEntry[str]]:
@@ -102,36 +84,14 @@ def _entries(directory: Path) -> Iterator[os.DirEntry[str]]:
         yield from entries
 
 
-def _grid(array: Path) -> tuple[int, ...] | None:
-    """Count an array's files along each axis; None where its zarr.json does not say."""
-    try:
-        document: dict[str, Any] = json.loads((array / "zarr.json").read_bytes())
-        sizes = document["chunk_grid"]["configuration"]["chunk_shape"]
-        return tuple(starmap(_files, zip(document["shape"], sizes, strict=True)))
-    except (OSError, ValueError, TypeError, KeyError, ZeroDivisionError):
-        return None
-
-
-def _files(length: int, size: int) -> int:
-    return math.ceil(length / size)
-
-
-def _is_chunk(name: str, grid: tuple[int, ...] | None) -> bool:
-    prefix, *numbers = name.split(".")
-    if prefix != "c" or not all(number.isdecimal() for number in numbers):
-        return False
-    if grid is None:
-        return True
-    return len(numbers) == len(grid) and all(
-        int(number) < count and number == str(int(number))
-        for number, count in zip(numbers, grid, strict=True)
-    )
-
-
 # --- runs -------------------------------------------------------------------------------------
 
 
-def _notes(store: Store, partial: list[Path], own_run: str) -> Iterator[Note]:
+def _notes(store: Store, partial: list[Location], own_run: str) -> Iterator[Note]:
+    if isinstance(store.location, RemotePath):  # nobody writes there so far
+        if partial:
+            yield Note(kind=NoteKind.LEFTOVER, detail=_describe_leftovers(store, partial))
+        return
     directory = store.runs_path / "claims"
     claims = {run: claim for run, claim in read_claims(directory).items() if run != own_run}
     me = Claim.of_this_process("verify")
@@ -155,19 +115,25 @@ def _notes(store: Store, partial: list[Path], own_run: str) -> Iterator[Note]:
         yield Note(kind=NoteKind.LEFTOVER, detail=_describe_leftovers(store, partial))
 
 
-def _describe_leftovers(store: Store, partial: list[Path]) -> str:
-    names = [str(path.relative_to(store.path)) for path in sorted(partial)]
+def _describe_leftovers(store: Store, partial: list[Location]) -> str:
+    names = sorted(_relative(store, path) for path in partial)
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    size = 0
-    for path in partial:
-        try:
-            size += path.stat().st_size
-        except OSError:  # removed just now
-            continue
+    size = sum(_size_bytes(path) for path in partial)
     return (
         f"{len(names)} files of {size / 1e9:.2f} GB that a dead run did not publish: "
         f"{', '.join(names[:SHOWN])}{more}; the next extract that writes there removes them"
     )
+
+
+def _size_bytes(path: Location) -> int:
+    try:
+        return path.get(-1).size_bytes if isinstance(path, RemotePath) else path.stat().st_size
+    except OSError:  # removed just now
+        return 0
+
+
+def _relative(store: Store, path: Location) -> str:
+    return str(path).removeprefix(f"{store.location}/")
 
 
 # --- what the arrays say of themselves --------------------------------------------------------
@@ -180,7 +146,7 @@ def check_arrays(store: Store) -> Iterator[Finding]:
     """
     for name, expected in _shapes(store).items():
         try:
-            shape = json.loads((store.path / name / "zarr.json").read_bytes())["shape"]
+            shape = json.loads((store.location / name / "zarr.json").read_bytes())["shape"]
         except (OSError, ValueError, TypeError, KeyError):  # reported with the seal
             continue
         if tuple(shape[: len(expected)]) != expected:

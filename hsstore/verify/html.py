@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -12,8 +13,7 @@ from hsstore.files import output_errors, write_durably
 from hsstore.verify.values import LEAST_OCTAVE
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from hsstore.location import Location
     from hsstore.report import Coverage, Lengths, SlotNorms, Verification
 
 MAX_ROWS = 1000
@@ -21,14 +21,14 @@ MAX_ROWS = 1000
 MAP_COLUMNS = 60
 
 
-def check_target(path: Path, store: Path) -> None:
+def check_target(path: Path, store: Location) -> None:
     """Refuse a file that could not be written when all is done, or that would lie in the store.
 
     Raises
     ------
     InputError
     """
-    if path.absolute().is_relative_to(store.absolute()):
+    if isinstance(store, Path) and path.absolute().is_relative_to(store.absolute()):
         raise InputError(f"--html {path}: lies in the store, which verify does not write to")
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise InputError(f"--html {path}: not a file in a directory that exists")

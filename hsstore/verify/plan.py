@@ -33,7 +33,7 @@ AT_ONCE = 1 << 20
 
 def check_metadata(store: Store) -> Iterator[Finding]:
     """Check every array's zarr.json against the seal."""
-    for problem in damaged_arrays(store.spec, store.path).values():
+    for problem in damaged_arrays(store.spec, store.location).values():
         yield Finding(None, BadKind.METADATA, problem)
 
 

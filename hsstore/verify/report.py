@@ -13,10 +13,10 @@ from hsstore.verify.profile import coverage, lengths, slot_norms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     import numpy.typing as npt
 
+    from hsstore.location import Location
     from hsstore.report import Note, Repair
     from hsstore.store import Store
     from hsstore.verify.completion import SpanState
@@ -42,7 +42,7 @@ ADVICE = {
 class Found:
     """All that a check has found."""
 
-    path: Path
+    path: Location
     store: Store | None
     """None where it could not be opened."""
     ledger: Ledger

@@ -12,20 +12,22 @@ from hsstore.codec import ChunkCodec
 from hsstore.dtype import bits_dtype, is_finite, nan_bits
 from hsstore.errors import CorruptStoreError
 from hsstore.report import BadKind
-from hsstore.shard import shard_path
+from hsstore.shard import open_shard, shard_path
+from hsstore.shard.indexed import MissingShardError
 from hsstore.shard.ranges import Read
-from hsstore.shard.reader import ShardReader
 from hsstore.verify.finding import Finding
 from hsstore.verify.values import Values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     import numpy.typing as npt
 
     from hsstore.dtype import DTypeName
     from hsstore.layout import ChunkPlace, Layout
+    from hsstore.location import Location
+    from hsstore.shard.reader import ShardReader
+    from hsstore.shard.remote import RemoteShard
 
 PIECE_BYTES = 1 << 20
 """Rows whose slots come from several chunks are put together for the hash in pieces that stay in the
@@ -57,7 +59,7 @@ class StatesReader:
     """
 
     def __init__(
-        self, root: Path, layout: Layout, dtype: DTypeName, codec: Mapping[str, Any]
+        self, root: Location, layout: Layout, dtype: DTypeName, codec: Mapping[str, Any]
     ) -> None:
         self._root = root
         self._layout = layout
@@ -69,7 +71,7 @@ class StatesReader:
         self._rows = self._room_for_rows()
         piece_rows = max(PIECE_BYTES // sizes.row_bytes, 1)
         self._piece = np.empty((piece_rows, sizes.slots, sizes.hidden), self._rows.dtype)
-        self._shards: dict[int, ShardReader | BadPayloadError] = {}
+        self._shards: dict[int, ShardReader | RemoteShard | BadPayloadError] = {}
         self.mean_squares: list[npt.NDArray[np.float32]] = []
 
     def _room_for_rows(self) -> npt.NDArray[Any]:
@@ -111,7 +113,7 @@ class StatesReader:
         if padding.size and not padding.min() == self._nan == padding.max():
             yield Finding(sample, BadKind.PADDING, "the rows behind the last one are not NaN")
 
-    def shard(self, shard: int) -> ShardReader:
+    def shard(self, shard: int) -> ShardReader | RemoteShard:
         """Return an open shard.
 
         Raises
@@ -126,12 +128,12 @@ class StatesReader:
             raise BadPayloadError(opened.kind, str(opened))
         return opened
 
-    def _open(self, shard: int) -> ShardReader | BadPayloadError:
+    def _open(self, shard: int) -> ShardReader | RemoteShard | BadPayloadError:
         path = shard_path(self._root, shard)
-        if not path.exists():
-            return BadPayloadError(BadKind.MISSING_SHARD, f"{path.name}: shard is missing")
         try:
-            return ShardReader(path, self._layout.geometry.shard_chunks)
+            return open_shard(path, self._layout.geometry.shard_chunks)
+        except MissingShardError as error:
+            return BadPayloadError(BadKind.MISSING_SHARD, str(error))
         except CorruptStoreError as error:
             return BadPayloadError(BadKind.SHARD_INDEX, str(error))
         except OSError as error:

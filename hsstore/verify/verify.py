@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
@@ -14,12 +13,13 @@ from typing_extensions import override
 
 from hsstore.errors import CorruptStoreError, InputError
 from hsstore.layout import Layout
+from hsstore.location import locate, require_local
 from hsstore.report import BadKind
 from hsstore.spec import CLEAN_ENDS
 from hsstore.store import Completion, Store
 from hsstore.tasks import Where, run_tasks
 from hsstore.verify.block import BlockTask, RunTimes, check_block
-from hsstore.verify.completion import read_span_state
+from hsstore.verify.completion import read_span_states
 from hsstore.verify.contents import check_arrays, check_contents
 from hsstore.verify.finding import Finding, Ledger
 from hsstore.verify.plan import check_lengths, check_metadata, check_plan, check_runs
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from hsstore.location import Location
     from hsstore.report import Verification
     from hsstore.tasks import Progress
     from hsstore.verify.completion import SpanState
@@ -56,7 +57,7 @@ class VerifyOptions:
 
 
 def verify_store(
-    path: str | Path, options: VerifyOptions | None = None, progress: Progress | None = None
+    path: str | Location, options: VerifyOptions | None = None, progress: Progress | None = None
 ) -> Verification:
     """Read everything in a store and report what is not as promised.
 
@@ -75,7 +76,9 @@ def verify_store(
         To be repaired, and a run holds it.
     """
     options = options or VerifyOptions()
-    path = Path(path).absolute()  # workers of a cluster have directories of their own
+    path = locate(path).absolute()  # workers of a cluster have directories of their own
+    if options.repair:
+        require_local(path, "verify --repair writes")
     try:
         store = Store.open(path)
     except CorruptStoreError as error:
@@ -101,7 +104,7 @@ def _check_files(store: Store, found: Found, own_run: str) -> None:
     found.ledger.add(check_plan(store))
     findings, found.notes = check_contents(store, own_run)
     found.ledger.add(findings)
-    found.spans = [read_span_state(store, span) for span in range(store.layout.spans)]
+    found.spans = read_span_states(store)
     for span in found.spans:
         found.ledger.add(span.findings)
 
@@ -118,7 +121,7 @@ def _check_blocks(
         found.sample, found.chosen = options.sample, int(chosen.sum())
     tasks = BlockTasks(store, found.spans, chosen)
     found.norms = np.zeros((store.spec.model.slots, NORM_BINS), np.int64)
-    results = run_tasks(check_block, tasks, options.where, files=[store.path / "zarr.json"])
+    results = run_tasks(check_block, tasks, options.where, files=[store.location / "zarr.json"])
     for done, (_, result) in enumerate(results, 1):
         found.ledger.add(result.findings)
         found.checked += result.checked
@@ -171,7 +174,7 @@ class BlockTasks(Sequence[BlockTask]):
         here = slice(samples.start - span.samples.start, samples.stop - span.samples.start)
         state = span.completion
         return BlockTask(
-            root=store.path,
+            root=store.location,
             dtype=store.spec.model.dtype,
             codec=store.spec.codec,
             layout=Layout(

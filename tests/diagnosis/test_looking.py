@@ -23,6 +23,7 @@ from extraction.diagnosis.probe import ask_for_health, look_at_output, try_to_wr
 from extraction.diagnosis.processes import has_open, is_there, look_at_process, parent_of
 from extraction.diagnosis.stacks import is_idle, parse_stacks, read_stacks
 from extraction.status import RunStatus, StatusPage
+from hsstore.liveness import Beat
 from hsstore.testing.stores import make_store
 from tests.extraction.processes import wait_until
 
@@ -132,14 +133,16 @@ def test_stacks_that_are_not_offered_send_no_signal(tmp_path: Path) -> None:
     assert "not offered" in problem
 
 
+def count_idle() -> int:
+    """Count the idle threads of this process."""
+    with tempfile.TemporaryFile() as file:
+        faulthandler.dump_traceback(file)
+        file.seek(0)
+        return sum(map(is_idle, parse_stacks(file.read().decode().splitlines())))
+
+
 def test_an_idle_thread_of_a_pool_is_known_by_its_frame() -> None:
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415
-
-    def count_idle() -> int:
-        with tempfile.TemporaryFile() as file:
-            faulthandler.dump_traceback(file)
-            file.seek(0)
-            return sum(map(is_idle, parse_stacks(file.read().decode().splitlines())))
 
     before = count_idle()  # other tests of this process may have left pools of their own
     with ThreadPoolExecutor(1) as pool:
@@ -148,6 +151,15 @@ def test_an_idle_thread_of_a_pool_is_known_by_its_frame() -> None:
         during = count_idle()
 
     assert during == before + 1
+
+
+def test_the_thread_that_beats_for_the_claims_is_idle(tmp_path: Path) -> None:
+    before = count_idle()
+    beat = Beat(tmp_path / "run.lock")
+    try:
+        wait_until(lambda: count_idle() == before + 1)
+    finally:
+        beat.end()
 
 
 def test_a_mount_is_found_by_spelling_also_where_it_does_not_exist() -> None:

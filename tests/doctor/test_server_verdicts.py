@@ -14,6 +14,7 @@ from hsstore.verdict import Verdict
 from tests.doctor.conftest import SAMPLES
 from tests.extraction.fake_model import Fault
 from tests.extraction.mounts import small_tmpfs
+from tests.extraction.processes import Nowhere
 from tests.faults.asking import expect
 from tests.faults.fake import Fake, serving
 from tests.watchdog.runs import ENVIRONMENT, extracting
@@ -56,11 +57,11 @@ def test_a_run_on_a_slow_server_is_healthy(place: Path, fake: Fake, data: Path) 
     )
 
 
-def test_a_server_that_is_still_loading_is_waited_for(place: Path, fake: Fake, data: Path) -> None:
+def test_a_server_that_is_still_loading_is_waited_for(place: Path, data: Path) -> None:
     store = place / "s.zarr"
     with SpoolServer(place / "loading") as loading:
-        where = ("--spool", loading.directory.path, "--server", "http://127.0.0.1:1")
-        with extracting(store, fake, "--data", data, *where) as run:
+        nowhere = Nowhere(spool=loading.directory.path)
+        with extracting(store, nowhere, "--data", data) as run:
             run.wait_phase("waiting for server")
             found = expect(store, Verdict.WAITING_FOR_SERVER)
 

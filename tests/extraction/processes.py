@@ -45,6 +45,14 @@ class Serving(Protocol):
     spool: Path
 
 
+@dataclass(slots=True)
+class Nowhere:
+    """Where no server is."""
+
+    url: str = "http://127.0.0.1:1"
+    spool: Path = Path("/nowhere")
+
+
 class Server:
     """One `hsstore serve --engine embedded` with its own port and spool."""
 
@@ -160,11 +168,18 @@ class Extraction:
     """One `hsstore extract` in a session of its own."""
 
     def __init__(
-        self, store: Path, server: Serving, *arguments: str | Path, log: Path | None = None
+        self,
+        store: Path,
+        server: Serving,
+        *arguments: str | Path,
+        log: Path | None = None,
+        with_spool: bool = True,
     ) -> None:
         self._log = log or store.with_name(f"{store.name}.{time.monotonic_ns()}.log")
         command: list[str | Path] = [sys.executable, "-m", "hsstore", "extract", store]
         where: list[str | Path] = ["--server", server.url, "--spool", server.spool]
+        if not with_spool:  # there are several
+            where = ["--server", f"{server.url}={server.spool}"]
         self._began = time.monotonic()
         with self._log.open("w") as file:
             self.process = subprocess.Popen(
@@ -252,7 +267,7 @@ class Extraction:
         return Ended(code, self.log(), time.monotonic() - self._began)
 
 
-def extract(store: Path, server: Server, *arguments: str | Path) -> Ended:
+def extract(store: Path, server: Serving, *arguments: str | Path) -> Ended:
     """Run `hsstore extract` to its end."""
     return Extraction(store, server, *arguments).wait()
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import subprocess
 import sys
+import time
 from threading import Timer
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hsstore import liveness
 from hsstore.claims import Claim, Claims
 from hsstore.create import LayoutOptions
 from hsstore.errors import RefusedError
+from hsstore.liveness import SILENT_SECONDS
 from hsstore.testing.stores import make_store
 from tests.extraction.mounts import read_only
 from tests.extraction.processes import left_claims
@@ -29,9 +33,14 @@ import sys
 from hsstore.claims import Claims
 from hsstore.errors import RefusedError
 from hsstore.store import Store
-claims = Claims(Store.open(sys.argv[1]), sys.argv[2])
+path, run, spans, worker = sys.argv[1:]
+claims = Claims(Store.open(path), run, worker=worker)
 try:
-    claims.take(map(int, sys.argv[3].split(",")))
+    if worker:
+        claims.take_place()
+        assert all(map(claims.try_to_take, map(int, spans.split(","))))
+    else:
+        claims.take(map(int, spans.split(",")))
     print("taken", flush=True)
 except RefusedError as error:
     print(error, flush=True)
@@ -49,8 +58,8 @@ def opened(store: Path) -> Store:
 class Claimant:
     """A process that claims spans, and holds them until it is told to end."""
 
-    def __init__(self, store: Path, run: str, spans: str) -> None:
-        command: list[str | Path] = [sys.executable, "-c", _CLAIM, store, run, spans]
+    def __init__(self, store: Path, run: str, spans: str, worker: str = "") -> None:
+        command: list[str | Path] = [sys.executable, "-c", _CLAIM, store, run, spans, worker]
         self.process: subprocess.Popen[str] = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -75,6 +84,21 @@ def other(opened: Store) -> Iterator[Claimant]:
     assert claimant.said() == "taken"
     yield claimant
     claimant.end(kill=True)
+
+
+@pytest.fixture
+def worker(opened: Store) -> Iterator[Claimant]:
+    """Give a process that is worker 0 of 2, and holds spans 0 and 2."""
+    claimant = Claimant(opened.path, "other", "0,2", "0/2")
+    assert claimant.said() == "taken"
+    yield claimant
+    claimant.end(kill=True)
+
+
+def let_be_silent(store: Store, run: str) -> None:
+    """Let it seem as if a run had given no sign of life for long."""
+    long_ago = time.time() - 2 * SILENT_SECONDS
+    os.utime(store.runs_path / "claims" / f"{run}.lock", (long_ago, long_ago))
 
 
 def test_a_span_of_a_live_run_is_refused_by_name_and_others_are_free(
@@ -159,6 +183,7 @@ def test_a_claim_from_where_locks_do_not_reach_is_taken_over_only_on_demand(
         claims.take([2])
 
     left = left_claims(opened.path)
+    let_be_silent(opened, "other")
     with Claims(opened, "heir", take_over=True) as claims:
         claims.take([1])
         claims.check(1)
@@ -172,6 +197,7 @@ def test_taking_over_never_takes_from_a_run_that_lives(opened: Store, other: Cla
     path = opened.runs_path / "claims" / "1"
     claim = Claim.model_validate_json(path.read_text())
     path.write_text(claim.model_copy(update={"host": "elsewhere"}).model_dump_json())
+    let_be_silent(opened, "other")
 
     with (
         Claims(opened, "mine", take_over=True) as claims,
@@ -245,3 +271,102 @@ def test_many_spans_are_claimed_with_few_files(store: Path) -> None:
 
     assert len(files) == 2
     assert left_claims(store) == []
+
+
+def test_where_locks_do_not_reach_a_sign_of_life_forbids_to_take_over_and_silence_allows_it(
+    opened: Store, other: Claimant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(liveness, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(liveness, "LISTEN_SECONDS", 0.3)
+    monkeypatch.setattr(liveness, "SILENT_SECONDS", 2.0)
+    other.end(kill=True)
+    path = opened.runs_path / "claims" / "1"
+    claim = Claim.model_validate_json(path.read_text())
+    path.unlink()
+    path.write_text(claim.model_copy(update={"host": "elsewhere"}).model_dump_json())
+    beat = liveness.Beat(opened.runs_path / "claims" / "other.lock")
+
+    with Claims(opened, "mine", take_over=True) as claims:
+        with pytest.raises(RefusedError, match=r"sign of life came 0 s ago, by the file server's"):
+            claims.take([1])
+        beat.end()
+        claims.take([1])
+
+        claims.check(1)
+    assert left_claims(opened.path) == []
+
+
+def test_a_worker_takes_what_is_free_or_of_the_dead_and_gives_single_spans_back(
+    opened: Store, worker: Claimant
+) -> None:
+    partial = opened.path / "hidden_states" / "c.0.0.0.other.partial"
+    partial.write_bytes(b"left")
+    with Claims(opened, "mine", worker="1/2") as claims:
+        claims.take_place()
+        while_it_lives = [claims.try_to_take(span) for span in range(4)]
+        claims.give(3)
+        given_back = left_claims(opened.path)
+        left = partial.exists()
+        worker.end(kill=True)
+        of_the_dead = claims.try_to_take(0)
+        claims.check(0)
+        swept = not partial.exists()
+        claims.bury()
+        claims.check(2)
+        claims.take_again(3)
+        claims.check(3)
+
+    assert while_it_lives == [False, True, False, True]
+    assert given_back == ["0", "1", "2", "worker-0-of-2", "worker-1-of-2"]
+    assert (left, of_the_dead, swept) == (True, True, True)
+    assert not claims.try_to_take(1)  # all was given back
+    assert left_claims(opened.path) == ["worker-0-of-2"]
+
+
+def test_a_worker_is_there_once_and_its_number_is_free_when_it_is_dead(
+    opened: Store, worker: Claimant
+) -> None:
+    with (
+        Claims(opened, "mine", worker="0/2") as claims,
+        pytest.raises(RefusedError) as refused,
+    ):
+        claims.take_place()
+    said = f"worker 0/2 is there already: this store is being written by worker 0/2, run other (pid {worker.process.pid} on "
+    with Claims(opened, "mine", worker="0/3") as claims:
+        claims.take_place()  # of another number of workers: claims keep them apart
+    worker.end(kill=True)
+
+    assert said in str(refused.value)
+    with Claims(opened, "mine", worker="0/2") as claims:
+        claims.take_place()
+    assert left_claims(opened.path) == ["0", "2"]
+
+
+def test_a_run_that_wants_the_whole_store_and_workers_refuse_each_other(
+    opened: Store, worker: Claimant
+) -> None:
+    with (
+        Claims(opened, "mine") as claims,
+        pytest.raises(RefusedError, match="start this run with --worker too") as whole,
+    ):
+        claims.refuse_workers()
+    worker.end(kill=True)
+    with Claims(opened, "mine") as claims:
+        claims.refuse_workers()
+        claims.take([0, 1, 2, 3])
+        with (
+            Claims(opened, "late", worker="0/2") as late,
+            pytest.raises(RefusedError, match=r"has this store alone.*written by run mine \("),
+        ):
+            late.take_place()
+
+    assert "worker 0/2, run other (pid " in str(whole.value)
+    assert left_claims(opened.path) == []
+
+
+def test_claims_of_runs_that_are_no_workers_read_as_they_always_did(opened: Store) -> None:
+    with Claims(opened, "mine") as claims:
+        claims.take([0])
+        content = json.loads((opened.runs_path / "claims" / "0").read_bytes())
+
+    assert set(content) == {"run", "host", "boot", "pid_namespace", "pid", "since"}

@@ -15,7 +15,7 @@ from extraction.spool import DUMP_OVERHEAD_BYTES
 from hsstore.spec import FailureReason
 from hsstore.store import Store
 from hsstore.testing.invariants import check_same_data
-from tests.extraction.processes import SMALL_STORE, extract, left_claims, verify
+from tests.extraction.processes import SMALL_STORE, Nowhere, extract, left_claims, verify
 from tests.extraction.running import run_here
 from tests.extraction.tiny import ROW_BYTES, write_data
 
@@ -33,7 +33,7 @@ def test_a_run_fills_the_store_and_the_next_one_returns_at_once_without_a_server
 ) -> None:
     ended = extract(store, server, "--data", data, *SMALL_STORE)
     before = {path: path.stat().st_mtime_ns for path in store.rglob("*")}
-    again = extract(store, server, "--server", "http://127.0.0.1:1", "--spool", "/nowhere")
+    again = extract(store, Nowhere())
 
     assert ended.code == 0, ended.log
     assert f"complete: all 61 samples are in {store}" in ended.log

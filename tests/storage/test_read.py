@@ -126,7 +126,7 @@ def test_a_sample_of_more_reads_than_the_kernel_is_told_of_at_once_is_whole(
 ) -> None:
     store = make_store(directory / "s.zarr", LENGTHS, model=make_model(hidden=2048))
     fill_store(store)
-    monkeypatch.setattr("hsstore.shard.reader.READ_BYTES", 1)
+    monkeypatch.setattr("hsstore.shard.reader.ShardReader.READ_BYTES", 1)
     monkeypatch.setattr("hsstore.reader.EXPECTED_READS", 4)
 
     np.testing.assert_array_equal(store.payload.read(2), payload(store, 2))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from extraction.status import RunStatus
+    from tests.extraction.processes import Serving
     from tests.faults.fake import Fake
 
 ENVIRONMENT = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
@@ -68,7 +69,7 @@ class Run:
 @contextmanager
 def extracting(
     store: Path,
-    fake: Fake,
+    fake: Serving,
     *arguments: str | Path,
     log: Path | None = None,
     cwd: Path | None = None,

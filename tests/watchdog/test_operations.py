@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from typer.main import get_command
 
 from extraction.metrics import RunCollector, Vitals
-from extraction.status import RunStatus, StageState
+from extraction.status import RunStatus, ServerState, StageState
 from hsstore.cli.app import app
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations"
@@ -24,7 +24,9 @@ METRIC = re.compile(r"\bhsstore_[a-z0-9_]+\b")
 
 def exported() -> dict[str, set[str]]:
     """Return the labels of every metric, by name."""
-    status = RunStatus(run="r", stages=(StageState(name="write", items=1, detail="x"),))
+    stages = (StageState(name="write", items=1, detail="x"),)
+    servers = (ServerState(url="http://a", spool="/a"),)
+    status = RunStatus(run="r", stages=stages, servers=servers)
     registry = CollectorRegistry()
     registry.register(RunCollector(lambda: Vitals(status, None, 0.0, 0, 0)))
     return {

@@ -18,14 +18,21 @@ from typing_extensions import override
 from zarr.codecs import BloscCodec, Crc32cCodec
 from zarr.storage import LocalStore
 
+from extraction.access import Access
+from extraction.addresses import ServerAddress, Servers
 from extraction.block_sink import BlockSink
+from extraction.budget import ByteBudget
+from extraction.fleet import Fleet
+from extraction.flight import FlightCap
 from extraction.handshake import model_of, norm_weight_of
+from extraction.lane import Lane, Setting, link_to
 from extraction.options import ExtractOptions
 from extraction.pipeline import Pipeline
 from extraction.requester import Requester
+from extraction.work import Work
 from hsstore.claims import Claims
 from hsstore.codec import ChunkCodec, codec_metadata
-from hsstore.create import LayoutOptions, create_store, layout_for
+from hsstore.create import Golden, LayoutOptions, create_store, layout_for
 from hsstore.writer import LOOKAHEAD_CHUNKS
 from tools.ingest.dumps import DUMPS_FOR
 
@@ -57,6 +64,7 @@ class DumpsAreThere(Requester):
 
     def __init__(self, given: Dumps) -> None:
         self._given = given
+        self._in_flight = set()
         self.on_answer = str
 
     @override
@@ -96,11 +104,26 @@ def run_hsstore(given: Dumps, directory: Path) -> int:
 
 async def extract(store: Store, claims: Claims, given: Dumps) -> None:
     """Run the pipeline of `hsstore extract`."""
-    options = ExtractOptions(store=store.path, server="", spool=given.spool.directory.path)
+    options = ExtractOptions(store=store.path)
+    address = ServerAddress(url="", spool=given.spool.directory.path)
+    setting = Setting(store, options, RUN, Access(), str)
+    fleet = Fleet(setting, Servers((address,)), {})
+    link = link_to(address, options, setting.access)
+    link.up.set()
+    lane = Lane(
+        address=address,
+        info=given.info,
+        link=link,
+        spool=given.spool,
+        requester=DumpsAreThere(given),
+        budget=ByteBudget(2 * given.nbytes),
+        flight=FlightCap(options.max_in_flight),
+        golden=Golden((), np.empty(0, np.uint16)),
+    )
     sink = BlockSink(store, claims, RUN, CORES)
-    requester = DumpsAreThere(given)
-    budget = 2 * given.nbytes
-    pipeline = Pipeline(store, options, RUN, given.info, given.spool, requester, sink, budget)
+    pipeline = Pipeline(store, options, RUN, fleet, sink, Work(store, claims, options))
+    fleet.on_join(lane)
+    fleet.admission.open(lane)
     await pipeline.run()
     sink.close()
 

@@ -23,9 +23,9 @@ from hsstore.errors import InputError
 from hsstore.integrations.samples import ExportedSamples
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import torch
+
+    from hsstore.location import Location
 
 FEATURES = ("input_ids", "loss_mask", "hidden_state", "aux_hidden_state")
 SCHEME = "hsstore"
@@ -49,7 +49,7 @@ class StoreFeatures(FeatureStore):  # type: ignore[misc]  # has no types
         The store has no final state, or none that can be brought behind the final norm.
     """
 
-    def __init__(self, path: str | Path, *, split: str | None = None) -> None:
+    def __init__(self, path: str | Location, *, split: str | None = None) -> None:
         self.samples = ExportedSamples.of(path, "specforge", split=split)
         self._leases = count()
 

@@ -1,0 +1,398 @@
+"""The servers of a run: they come, go away, come back, are refused, are added and taken out.
+
+Each has a task that opens its lane, probes it while it is parked, and closes it when it is to go and
+nothing of ours is left in its spool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from typing import TYPE_CHECKING, Self
+
+from extraction.admission import Admission
+from extraction.canary import Canary
+from extraction.lane import Lane, Setting, open_lane
+from extraction.member import MAX_PAUSE_SECONDS, PAUSE_SECONDS, Member, unless
+from hsstore.errors import HsstoreError, InputError, InterruptedRunError, RefusedError
+from hsstore.spec import CanaryRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from typing import Any
+
+    from extraction.addresses import ServerAddress, Servers
+    from extraction.server_link import ServerAwayError
+    from hsstore.spec import ServerRecord
+
+log = logging.getLogger(__name__)
+
+FILE_SECONDS = 2.0
+"""Between two looks at the servers file."""
+WORSE = ("off", "isolated", "not-compared", "same", "rows", "one-sample", "wrong")
+"""A canary's verdicts, the worst last."""
+NO_CANARY = CanaryRecord(verdict="off")
+
+
+class Fleet:
+    """All servers of a run. An async context manager: at its end nothing of ours is left with them.
+
+    Parameters
+    ----------
+    servers : Servers
+        Who they are; the file among them is read again while the run goes on.
+    refused : dict
+        Those that are not to be asked, and why.
+
+    Attributes
+    ----------
+    on_join, on_leave : callable
+        Called with a lane before the first sample is given to it, and after the last one.
+    """
+
+    def __init__(
+        self, setting: Setting, servers: Servers, refused: dict[ServerAddress, RefusedError]
+    ) -> None:
+        self.admission = Admission(lambda: self.limit_bytes)
+        self.members: list[Member] = []
+        self._gone: list[Member] = []
+        self.on_join: Callable[[Lane], None] = lambda _: None
+        self.on_leave: Callable[[Lane], None] = lambda _: None
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Gets the error that ends the run; never a result."""
+        self._setting = setting
+        self._servers = servers
+        self._refused = refused
+        self._opened: asyncio.Future[Lane] = asyncio.get_running_loop().create_future()
+        self._joined = asyncio.Event()
+        self._recorded = asyncio.Event()
+        self._nobody_since: float | None = asyncio.get_running_loop().time()
+        self._last_error: HsstoreError = InterruptedRunError("no server is left")
+        self._following: asyncio.Task[None] | None = None
+        self._ending = False
+
+    async def __aenter__(self) -> Self:
+        self._update(await asyncio.to_thread(self._servers.read))
+        for member in self.members:
+            if member.address in self._refused:
+                self._mark_dropped(member, self._refused[member.address])
+        if self._servers.file is not None:
+            self._following = self._start(self._follow_file())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._ending = True
+        tasks = [self._following, *(member.task for member in self.members)]
+        running = [task for task in tasks if task is not None]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    # --- for the run --------------------------------------------------------------------------
+
+    async def first(self) -> Lane:
+        """Wait for the first lane that is open; no sample is given to it yet.
+
+        Raises
+        ------
+        HsstoreError
+            None comes.
+        """
+        either: set[asyncio.Future[Any]] = {self._opened, self.failure}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        return self._opened.result() if self._opened.done() else self._raise_failure()
+
+    async def begin(self) -> None:
+        """Let the canaries be asked for, and wait until one lane may be used.
+
+        Raises
+        ------
+        HsstoreError
+            None may.
+        """
+        self._recorded.set()
+        joined = asyncio.create_task(self._joined.wait())
+        either: set[asyncio.Future[Any]] = {joined, self.failure}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            joined.cancel()
+        if not self._joined.is_set():
+            self._raise_failure()
+
+    def records(self) -> tuple[ServerRecord, ...]:
+        """Describe all servers for the run's record."""
+        return tuple(member.record() for member in (*self.members, *self._gone))
+
+    def lanes(self) -> list[Lane]:
+        """Return all that are open."""
+        return [member.lane for member in self.members if member.lane is not None]
+
+    @property
+    def limit_bytes(self) -> float:
+        """The largest dump that a server may hold; infinite while none is known."""
+        known = [member.lane for member in self.members if member.lane and member.counts]
+        return max((lane.budget.limit_bytes for lane in known), default=math.inf)
+
+    @property
+    def max_in_flight(self) -> int:
+        """Requests at once that all servers together may be asked for."""
+        lanes = max(1, len(self.lanes()))
+        return lanes * self._setting.options.max_in_flight
+
+    @property
+    def canary(self) -> CanaryRecord:
+        """What the canaries found: the worst of all servers."""
+        found = [one.canary for one in (*self.members, *self._gone) if one.canary is not None]
+        return max(found, key=lambda one: WORSE.index(one.verdict), default=NO_CANARY)
+
+    def is_replaced(self, lane: Lane) -> bool:
+        """Whether this one is asked for nothing, and others are."""
+        lanes = self.admission.lanes
+        return bool(lanes) and lane not in lanes
+
+    @property
+    def only_busy(self) -> str:
+        """Why no dump comes although servers answer; empty while one brings some."""
+        reasons = [lane.flight.only_busy for lane in self.admission.lanes]
+        return reasons[0] if reasons and all(reasons) else ""
+
+    def park(self, lane: Lane, error: ServerAwayError) -> None:
+        """Ask this one for nothing more until it answers again; one that aborts requests does so."""
+        lane.requester.park(error)
+        member = self._member(lane)
+        if member is None or lane.link.up.is_set() or member.state != "up":
+            return
+        member.state, member.message = "parked", str(error)
+        self.admission.close(lane)
+        self._count()
+        member.stirred.set()
+        if len(self.members) > 1:
+            log.warning("server %s is parked: %s", lane.address.url, error)
+
+    def lose(self, lane: Lane, error: RefusedError | InterruptedRunError) -> None:
+        """Do without this one, if there are others; what it still holds is kept until its commit.
+
+        Raises
+        ------
+        RefusedError, InterruptedRunError
+            There is no other: the error itself.
+        """
+        member = self._member(lane)
+        if member is None or not member.counts or member.lost:
+            return
+        if not self._has_others(member):
+            raise error
+        if isinstance(error, RefusedError):
+            self._drop(member, error)
+            return
+        member.lost = True
+        member.state, member.message = "parked", str(error)
+        self._retire(member, lane)
+        log.warning("server %s is parked: %s", lane.address.url, error)
+
+    # --- members ------------------------------------------------------------------------------
+
+    def _update(self, addresses: tuple[ServerAddress, ...]) -> None:
+        """Add those that are new, and let go those that are there no more."""
+        known = {member.address: member for member in self.members}
+        for address in addresses:
+            member = known.get(address)
+            if member is None:
+                member = Member(address)
+                self.members.append(member)
+                member.task = self._start(self._live(member))
+        for address, member in known.items():
+            if address not in addresses:
+                self._let_go(member)
+
+    def _let_go(self, member: Member) -> None:
+        if member.state == "dropped" and member.lane is None:
+            self.members.remove(member)  # named again, it gets another chance
+        elif member.state != "leaving":
+            log.info("server %s is asked for nothing more", member.address.url)
+            member.state, member.message = "leaving", "taken out of the servers file"
+            self._send_away(member)
+
+    async def _follow_file(self) -> None:
+        """Read the file again and again; what is wrong in it is said once, and changes nothing."""
+        said = ""
+        while True:
+            await asyncio.sleep(FILE_SECONDS)
+            try:
+                addresses = await asyncio.to_thread(self._servers.read)
+            except InputError as error:
+                if str(error) != said:
+                    log.warning("%s; nothing is changed", error)
+                said = str(error)
+            else:
+                said = ""
+                self._update(addresses)
+            if self._over_due() and not any(member.counts for member in self.members):
+                self._fail(self._last_error)
+
+    async def _live(self, member: Member) -> None:
+        """Be the task of a member, until it is dropped or has left."""
+        pause = PAUSE_SECONDS
+        try:
+            while not member.leaves.is_set():
+                try:
+                    await self._open_and_use(member)
+                    pause = PAUSE_SECONDS
+                except InterruptedRunError as error:
+                    self._bear(member, error)
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, MAX_PAUSE_SECONDS)
+        except RefusedError as error:
+            self._drop(member, error)
+        finally:
+            if member.state == "leaving" and not self._ending:
+                log.info("server %s has left", member.address.url)
+                self.members.remove(member)
+                self._gone.append(member)
+
+    async def _open_and_use(self, member: Member) -> None:
+        sharers = max(1, sum(one.counts for one in self.members))
+        before, member.openings = member.openings, member.openings + 1
+        async with open_lane(
+            self._setting, member.address, self.lanes, sharers=sharers, opened_before=before
+        ) as lane:
+            self._refuse_same_instance(lane)
+            member.enter(lane)
+            try:
+                if not self._opened.done():
+                    self._opened.set_result(lane)
+                await self._recorded.wait()
+                if isinstance(lane.canary, Canary):
+                    await lane.canary.before()
+                await self._use(member, lane)
+            finally:
+                self.admission.close(lane)
+                if not self._ending:  # else it is shown as it was
+                    member.leave(lane)
+                self._count()
+
+    def _refuse_same_instance(self, lane: Lane) -> None:
+        for other in self.lanes():
+            if other.info.instance == lane.info.instance:
+                raise RefusedError(f"this is the same server as {other.address.url}")
+
+    async def _use(self, member: Member, lane: Lane) -> None:
+        """Have samples asked for, until the member is to go and holds nothing of ours."""
+        member.joined = True
+        self.on_join(lane)
+        self._admit(member, lane)
+        while not (member.leaves.is_set() or member.lost):
+            await member.stirred.wait()
+            member.stirred.clear()
+            if member.state == "parked" and not member.lost:
+                await self._revive(member, lane)
+        while not lane.is_idle:
+            await self.admission.wait_for_change()
+
+    async def _revive(self, member: Member, lane: Lane) -> None:
+        """Probe until it is there again, or is to go."""
+        while not member.leaves.is_set():
+            try:
+                if not await unless(member.leaves, lane.requester.wait_until_up()):
+                    return
+                # One that is only sick gets no more than a try now and then.
+                if self.admission.lanes:
+                    await unless(member.leaves, asyncio.sleep(member.pause_seconds(lane)))
+                if lane.link.up.is_set():
+                    self._admit(member, lane)
+                    return
+            except InterruptedRunError as error:
+                self._bear(member, error)
+            except RefusedError as error:
+                self._drop(member, error)
+                return
+
+    def _admit(self, member: Member, lane: Lane) -> None:
+        if not member.counts:
+            return
+        if len(self.members) > 1 or member.state == "parked":
+            log.info("server %s is asked for samples", lane.address.url)
+        member.state, member.message = "up", ""
+        self.admission.open(lane)
+        self._joined.set()
+        self._count()
+
+    def _retire(self, member: Member, lane: Lane) -> None:
+        self.admission.close(lane)
+        self.on_leave(lane)
+        member.stirred.set()
+        self._count()
+
+    # --- who gives up -------------------------------------------------------------------------
+
+    def _drop(self, member: Member, error: RefusedError) -> None:
+        """Go on without a server that is the wrong one; where it is the only one, end the run."""
+        if not self._has_others(member):
+            self._fail(error)
+        elif member.state == "leaving":
+            return
+        else:
+            log.warning("server %s is not used: %s", member.address.url, error)
+            self._mark_dropped(member, error)
+
+    def _mark_dropped(self, member: Member, error: RefusedError) -> None:
+        member.state, member.message = "dropped", str(error)
+        self._last_error = error
+        self._send_away(member)
+
+    def _send_away(self, member: Member) -> None:
+        """Have its lane closed, as soon as nothing of ours is left in its spool."""
+        member.leaves.set()
+        if member.lane is not None and member.joined:
+            self._retire(member, member.lane)
+        elif member.task is not None and member.task is not asyncio.current_task():
+            member.task.cancel()
+
+    def _bear(self, member: Member, error: InterruptedRunError) -> None:
+        """Wait on, if others are there, or have not been waited for long enough."""
+        self._last_error = error
+        if not self._has_others(member) or self._over_due():
+            self._fail(error)
+            return
+        member.message = str(error)
+        log.info("server %s is still waited for: %s", member.address.url, error)
+
+    def _has_others(self, member: Member) -> bool:
+        others = any(one.counts for one in self.members if one is not member)
+        return others or (self._servers.file is not None and self._joined.is_set())
+
+    def _over_due(self) -> bool:
+        """Whether no server could be asked for longer than the user will wait."""
+        if self._nobody_since is None:
+            return False
+        now = asyncio.get_running_loop().time()
+        return now - self._nobody_since >= 0.9 * self._setting.options.server_wait_seconds
+
+    def _count(self) -> None:
+        if self.admission.lanes:
+            self._nobody_since = None
+        elif self._nobody_since is None:
+            self._nobody_since = asyncio.get_running_loop().time()
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.failure.done():
+            self.failure.set_exception(error)
+            self.failure.exception()  # nobody may be waiting for it any more
+
+    def _raise_failure(self) -> Lane:
+        self.failure.result()
+        raise RuntimeError("a fleet fails with an error")
+
+    def _member(self, lane: Lane) -> Member | None:
+        return next((member for member in self.members if member.lane is lane), None)
+
+    def _start(self, life: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(life)
+        task.add_done_callback(self._look_at_the_end)
+        return task
+
+    def _look_at_the_end(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)

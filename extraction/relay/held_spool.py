@@ -1,0 +1,230 @@
+"""The server's spool, held by the relay in the name of a client that is elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Final
+
+from typing_extensions import override
+
+from extraction.relay.protocol import ORPHANED_SECONDS, Listing
+from extraction.spool import ClientInfo, SpoolBusyError, SpoolClient, SpoolMissingError, SpoolView
+from extraction.spool.directory import FINISHED, SERVER_JSON
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from extraction.spool import RequestId
+
+log = logging.getLogger(__name__)
+
+_LARGEST_REASON_BYTES: Final = 64 << 10
+
+
+class HeldByOtherError(Exception):
+    """Another run holds the spool through this relay."""
+
+    def __init__(self, message: str, idle_seconds: float) -> None:
+        super().__init__(message)
+        self.idle_seconds = idle_seconds
+
+
+class NotHeldError(Exception):
+    """The run that asks does not hold the spool: its lease ran out, or the relay was restarted."""
+
+
+class _Client(SpoolClient):
+    def let_go(self) -> None:
+        """Unlock, and stay registered: the server goes on capturing for whoever comes back."""
+        self._lock_file.release()
+
+
+class _Lease:
+    def __init__(self, client: ClientInfo, host: str, spool: _Client) -> None:
+        self.client, self.host, self.spool = client, host, spool
+        self.heard = time.monotonic()
+        self.transport: asyncio.BaseTransport | None = None
+        """The connection that the client listens on."""
+
+    @property
+    def idle_seconds(self) -> float:
+        return time.monotonic() - self.heard
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether its connection is broken, and it has not come back: its process may be dead."""
+        broken = self.transport is None or self.transport.is_closing()
+        return broken and self.idle_seconds > ORPHANED_SECONDS
+
+    @override
+    def __str__(self) -> str:
+        return f"run {self.client.run} of host {self.host}"
+
+
+class HeldSpool:
+    """Who holds the spool, and what lies in it. Not for several threads."""
+
+    def __init__(self, path: Path, lease_seconds: float) -> None:
+        self.path = path
+        self.lease_seconds = lease_seconds
+        self._lease: _Lease | None = None
+
+    def open(self, client: ClientInfo, host: str) -> None:
+        """Hold the spool for a run; again for the same one: nothing new.
+
+        Raises
+        ------
+        HeldByOtherError
+            Another run holds it through this relay.
+        SpoolBusyError, SpoolMissingError, SpoolForeignError
+            A client of the server's own machine holds it; or there is none, or it is not ours.
+        """
+        lease = self._lease
+        if lease is not None and lease.client.run != client.run and not lease.orphaned:
+            left = self.lease_seconds - lease.idle_seconds
+            raise HeldByOtherError(
+                f"the spool {self.path} is held by {lease}, heard of {lease.idle_seconds:.0f} s ago; "
+                f"wait for its end, or end it (its lease runs out in {left:.0f} s if it is dead)",
+                lease.idle_seconds,
+            )
+        if lease is None or lease.client != client:
+            self._end("another session begins")
+            self._lease = _Lease(client, host, _Client(self.path, client))
+            log.info("held for %s, store %s", self._lease, client.store)
+        self.renew(client.run)
+
+    def renew(self, run: str) -> None:
+        """Take note that a run was heard of."""
+        if self._lease is not None and self._lease.client.run == run:
+            self._lease.heard = time.monotonic()
+
+    def listens(self, run: str, transport: asyncio.BaseTransport | None) -> None:
+        """Take note of the connection on which a run waits for news."""
+        if self._lease is not None and self._lease.client.run == run:
+            self._lease.transport = transport
+
+    def leave(self, run: str) -> None:
+        """End a run's session, if it has one. What lies in the spool stays."""
+        if self._lease is not None and self._lease.client.run == run:
+            self._end("it has left")
+
+    def expire(self) -> None:
+        """End a session that nobody has renewed for the time of a lease."""
+        if self._lease is not None and self._lease.idle_seconds > self.lease_seconds:
+            self._end(f"not heard of for {self._lease.idle_seconds:.0f} s")
+
+    def let_go(self) -> None:
+        """Unlock at the relay's end, so that the same run goes on with the next relay."""
+        if self._lease is not None:
+            self._lease.spool.let_go()
+            self._lease = None
+
+    def held_for(self, run: str) -> SpoolClient:
+        """Return the client's side of the spool.
+
+        Raises
+        ------
+        NotHeldError
+        """
+        lease = self._lease
+        if lease is None or lease.client.run != run:
+            raise NotHeldError(f"run {run or '?'} does not hold the spool: open a session (again)")
+        return lease.spool
+
+    def release(
+        self, run: str, give_back: Iterable[RequestId], discard: Iterable[RequestId]
+    ) -> None:
+        """Give dumps back and discard requests; what is gone already is no error.
+
+        Raises
+        ------
+        NotHeldError
+        """
+        spool = self.held_for(run)
+        for rid in give_back:
+            spool.give_back(rid)
+        for rid in discard:
+            spool.discard(rid)
+
+    def listing(self) -> Listing:
+        """Look what is there now; nothing at all where there is no spool.
+
+        Raises
+        ------
+        SpoolForeignError
+        """
+        try:
+            return self._look(SpoolView(self.path))
+        except (SpoolMissingError, FileNotFoundError):
+            return Listing(holder=self._holder)
+
+    def server_json(self) -> bytes:
+        """Read what the server says of itself.
+
+        Raises
+        ------
+        FileNotFoundError
+        """
+        return (self.path / SERVER_JSON).read_bytes()
+
+    @property
+    def _holder(self) -> str:
+        return self._lease.client.run if self._lease else ""
+
+    def dump_path(self, rid: RequestId) -> Path:
+        """Path of a finished dump."""
+        return self.path / f"{rid}{FINISHED}"
+
+    def _look(self, view: SpoolView) -> Listing:
+        alive, scan = view.server_alive(), view.scan()
+        oldest_first = sorted(scan.finished.values(), key=lambda file: file.modified_seconds)
+        sizes = ((file.rid, _size_bytes(self.dump_path(file.rid))) for file in oldest_first)
+        reasons = ((rid, _read_reason(view.directory.error(rid))) for rid in scan.errors)
+        return Listing(
+            alive=alive,
+            info=_stamp(self.path / SERVER_JSON) if alive else "",
+            holder=self._holder,
+            finished={rid: size for rid, size in sizes if size},
+            partial=tuple(sorted(scan.partial)),
+            errors={rid: text for rid, text in reasons if text is not None},
+            heartbeat=view.heartbeat() if alive else None,
+            room_bytes=view.headroom_bytes(),
+        )
+
+    def _end(self, why: str) -> None:
+        if self._lease is not None:
+            log.info("no more held for %s: %s", self._lease, why)
+            self._lease.spool.close()
+            self._lease = None
+
+
+def refused_locally(error: SpoolBusyError) -> str:
+    """Say who holds the spool on the server's own machine."""
+    return f"{error}: a client on the server's own host; wait for its end, or end it"
+
+
+def _size_bytes(path: Path) -> int:
+    """Return the size of a file; 0 when it is gone."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _read_reason(path: Path) -> str | None:
+    try:
+        with path.open("rb") as file:
+            return file.read(_LARGEST_REASON_BYTES).decode("utf-8", "replace")
+    except FileNotFoundError:
+        return None
+
+
+def _stamp(path: Path) -> str:
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return ""
+    return f"{status.st_ino:x}-{status.st_mtime_ns:x}"

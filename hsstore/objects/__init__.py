@@ -1,0 +1,9 @@
+"""Bytes out of object stores: ranges of objects, many at once, tried again when the store is slow or fails.
+
+The one place where remote bytes come in. Everything is a GET that names its object; only `find` lists.
+"""
+
+from hsstore.objects.answer import Answer, Request
+from hsstore.objects.read import find, read, read_many
+
+__all__ = ["Answer", "Request", "find", "read", "read_many"]

@@ -1,0 +1,75 @@
+"""What is asked of an object store, and what it answers."""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A range of one object."""
+
+    url: str
+    start: int = 0
+    """First byte; below 0, so many bytes before the end."""
+    stop: int | None = None
+    """Behind the last byte; None is the end of the object."""
+    version: str | None = None
+    """Only of this version; any, if it is left out."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Say whether it is all of the object."""
+        return self.start == 0 and self.stop is None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The bytes of a range; fewer than were asked for where the object ends before."""
+
+    data: bytes
+    size_bytes: int
+    """Of the whole object."""
+    version: str
+    """What tells this object from what may have its name later; empty where nothing asks for it."""
+    modified: float = 0.0
+    """When the object was put: seconds since 1970, 0 where that is not known."""
+
+
+class Backend(Protocol):
+    """One kind of object store. Its coroutines run on fsspec's event loop."""
+
+    async def fetch(self, request: Request) -> Answer:
+        """Read a range, in one attempt.
+
+        Raises
+        ------
+        FileNotFoundError
+            The store says that there is no such object.
+        OSError
+            ESTALE: `is_stale`.
+        Exception
+            Whatever its packages raise; see `refusal` and `is_transient`.
+        """
+        ...
+
+    async def find(self, url: str) -> dict[str, int]:
+        """List the objects below a URL, by the rest of their names, with their sizes; in one attempt."""
+        ...
+
+    def refusal(self, error: Exception) -> str | None:
+        """Say what the store refuses, where another attempt would be refused as well; None otherwise."""
+        ...
+
+
+def missing(url: str) -> FileNotFoundError:
+    """Return the error that says that there is no such object."""
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)
+
+
+def stale(url: str) -> OSError:
+    """Return the error that says that the object was replaced: as a network file system says it."""
+    return OSError(errno.ESTALE, "the object was replaced while it was read", url)

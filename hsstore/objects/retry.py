@@ -1,0 +1,93 @@
+"""Try again what an object store did not answer: errors of its own, slow-downs, connections that broke.
+
+The packages below are told to try once, so that what happens is decided, counted and tested here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+import re
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+from hsstore.errors import HsstoreError, InputError, UnreachableError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from hsstore.objects.answer import Backend
+
+T = TypeVar("T")
+
+ATTEMPTS = 9
+FIRST_DELAY_SECONDS = 0.1
+"""Doubled each time: up to 23 seconds in all, and what the attempts take."""
+LONGEST_DELAY_SECONDS = 10.0
+
+_USER = re.compile(r"//[^/@\s]*@")
+
+
+async def persist(backend: Backend, what: str, url: str, attempt: Callable[[], Awaitable[T]]) -> T:
+    """Call until it works, or until it is hopeless.
+
+    Parameters
+    ----------
+    what : str
+        The operation, such as "read".
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no such object.
+    OSError
+        ESTALE.
+    InputError
+        The store refuses.
+    UnreachableError
+        No attempt worked.
+    """
+    began = time.monotonic()
+    last: Exception | None = None
+    for number in range(ATTEMPTS):
+        if number:
+            await asyncio.sleep(_delay_seconds(number))
+        try:
+            return await attempt()
+        except (FileNotFoundError, HsstoreError):
+            raise
+        except Exception as error:  # noqa: BLE001  # of any package that fsspec uses
+            _raise_if_hopeless(backend, what, url, error)
+            last = error
+    raise UnreachableError(
+        f"cannot {what} {url}: {describe(last)}; tried {ATTEMPTS} times in {time.monotonic() - began:.0f} s. "
+        "Nothing was changed: see whether the object store can be reached, then run the same command again"
+    )
+
+
+def _raise_if_hopeless(backend: Backend, what: str, url: str, error: Exception) -> None:
+    if is_stale(error):
+        raise error
+    if refused := backend.refusal(error):
+        raise InputError(f"cannot {what} {url}: {_clean(refused)}") from None
+
+
+def is_stale(error: Exception) -> bool:
+    """Say whether the object was replaced."""
+    return isinstance(error, OSError) and error.errno == errno.ESTALE
+
+
+def _delay_seconds(number: int) -> float:
+    """Return how long to wait before an attempt: random, or all who were told to slow down come at once."""
+    longest = min(FIRST_DELAY_SECONDS * 2 ** (number - 1), LONGEST_DELAY_SECONDS)
+    return float(longest * random.uniform(0.5, 1.0))  # noqa: S311  # no secret
+
+
+def describe(error: Exception | None) -> str:
+    """Say what went wrong in one line, without what an endpoint's URL may hold."""
+    return _clean(f"{type(error).__name__}: {error}")
+
+
+def _clean(text: str) -> str:
+    return _USER.sub("//***@", " ".join(text.split()))

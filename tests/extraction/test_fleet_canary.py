@@ -1,0 +1,56 @@
+"""The canary is asked of each server: one whose states depend on its load spoils nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hsstore.store import Store
+from hsstore.verify import verify_store
+from tests.extraction.test_canary import SAMPLES, count_wrong, partial_sum
+from tests.extraction.test_fleet import run, serve
+from tests.extraction.tiny import write_data
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+async def test_a_server_with_other_states_under_load_is_dropped_before_it_is_used(
+    store: Path, room: Path
+) -> None:
+    few = write_data(room / "two-servers.jsonl", [40] * SAMPLES)
+    async with serve(store, "good", "bad", samples=SAMPLES, isolated=False) as (good, bad):
+        good.batching_seconds = bad.batching_seconds = 0.02
+        bad.batch_fault = partial_sum
+        outcome = await run(store, [good, bad], few, max_in_flight=4)
+        wrong = count_wrong(store, good)
+
+    assert outcome.code == 0, outcome.message
+    assert f"server {bad.url} is not used: canary: the server computes other states" in outcome.log
+    assert wrong == 0
+    (record,) = Store.open(store).runs()
+    verdicts = {one.url: one.canary.verdict for one in record.servers if one.canary}
+    assert verdicts == {good.url: "same", bad.url: "wrong"}
+
+
+async def test_one_that_begins_to_in_mid_run_ends_it_and_what_it_may_have_spoilt_is_taken_back(
+    store: Path, room: Path
+) -> None:
+    many = write_data(room / "many-for-two.jsonl", [40] * 200)
+    async with serve(store, "good", "bad", samples=200, isolated=False) as (good, bad):
+        good.batching_seconds = bad.batching_seconds = 0.02
+        running = asyncio.create_task(
+            run(store, [good, bad], many, canary_pause_seconds=0, max_in_flight=4)
+        )
+        await bad.wait_for_requests(20)
+        bad.batch_fault = partial_sum
+        outcome = await running
+        wrong = count_wrong(store, good)
+
+    assert outcome.code == 3, outcome.message
+    assert "are pending again" in outcome.message
+    assert wrong == 0
+    assert np.count_nonzero(Store.open(store).completion().complete) < 200
+    assert verify_store(store).ok

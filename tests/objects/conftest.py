@@ -1,0 +1,74 @@
+"""An S3 server on loopback, and stores in it; the same stores in memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import fsspec
+import pytest
+
+from hsstore.testing.finite import make_mixed_store
+from tests.objects.s3 import NAMES, S3, SECRET
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[str]:
+    """Run the server; return its endpoint."""
+    command = [sys.executable, str(Path(__file__).with_name("server.py"))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        process.terminate()
+
+
+@pytest.fixture
+def s3(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
+    """Give the server, with credentials in the environment, and little patience."""
+    environment = {
+        "AWS_ENDPOINT_URL": server,
+        "AWS_ACCESS_KEY_ID": "somebody",
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("hsstore.objects.retry.FIRST_DELAY_SECONDS", 0.001)
+    files = fsspec.filesystem("s3", use_listings_cache=False)
+    if not files.exists("s3://states"):
+        files.mkdir("s3://states")
+    found = S3(server)
+    found.requests()
+    yield found
+    found.fail("", "", times=0)
+
+
+@pytest.fixture(scope="session")
+def mixed() -> Iterator[Path]:
+    """Give a store with complete, pending and failed samples. Not to be changed."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="hsstore-test-") as path:
+        yield make_mixed_store(Path(path) / "store.zarr").path
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """Give an empty directory in shared memory."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="hsstore-test-") as path:
+        yield Path(path)
+
+
+@pytest.fixture
+def in_memory(mixed: Path) -> Iterator[str]:
+    """Give the URL of that store in memory."""
+    files = fsspec.filesystem("memory")
+    url = f"memory://states/{next(NAMES)}/store.zarr"
+    files.put(str(mixed), url, recursive=True)
+    yield url
+    files.rm("memory://states", recursive=True)

@@ -1,0 +1,56 @@
+"""The S3 server of these tests, as a test sees it."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SECRET = "never-to-be-seen-0123456789"
+NAMES = count()
+"""Of places that nobody has used."""
+_shared: dict[Path, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class S3:
+    """The server, seen by a test."""
+
+    endpoint: str
+
+    def upload(self, path: Path) -> str:
+        """Put a store into a place of its own; return its URL."""
+        url = f"s3://states/{next(NAMES)}/{path.name}"
+        files = fsspec.filesystem("s3", use_listings_cache=False)
+        files.put(str(path), url, recursive=True)
+        self.requests()
+        return url
+
+    def shared(self, path: Path) -> str:
+        """Return the URL of a store that was put once, for all tests: not to be changed."""
+        if path not in _shared:
+            _shared[path] = self.upload(path)
+        return _shared[path]
+
+    def put(self, path: Path, url: str) -> None:
+        """Replace one object."""
+        fsspec.filesystem("s3", use_listings_cache=False).put_file(str(path), url)
+
+    def fail(self, what: int | str, where: str, times: int = 1, **more: Any) -> None:
+        """Have so many of the next requests fail: with a status, or by reset, cut or delay."""
+        faults = [{"what": what, "where": where, "times": times, **more}] if times else []
+        request = urllib.request.Request(f"{self.endpoint}/_faults", json.dumps(faults).encode())
+        urllib.request.urlopen(request, timeout=30).close()
+
+    def requests(self) -> list[dict[str, str]]:
+        """Return the requests that came since this was asked."""
+        with urllib.request.urlopen(f"{self.endpoint}/_log", timeout=30) as answer:
+            found: list[dict[str, str]] = json.load(answer)
+        return found

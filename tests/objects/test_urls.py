@@ -1,0 +1,201 @@
+"""URLs: what is one, what is refused by name, and a store in memory, for which no server is needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import fsspec
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import hsstore
+import hsstore.cli
+from hsstore.cli.app import app
+from hsstore.errors import CorruptStoreError, InputError, UnreachableError
+from hsstore.location import RemotePath, locate
+from hsstore.objects.retry import describe
+from hsstore.shard.index import index_bytes
+from hsstore.shard.remote import RemoteShard
+from hsstore.verify import VerifyOptions, verify_store
+
+if TYPE_CHECKING:
+    from typer.testing import Result
+
+
+def command(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [*map(str, arguments)])
+
+
+def test_urls_and_paths_are_told_apart() -> None:
+    assert locate("states.zarr") == Path("states.zarr")
+    assert locate("file:///data/states.zarr") == Path("/data/states.zarr")
+    assert locate("S3://bucket/a/states.zarr/") == RemotePath("s3://bucket/a/states.zarr")
+    assert locate("memory:///states.zarr") == RemotePath("memory://states.zarr")
+    assert locate(Path("a")) == Path("a")
+    url = RemotePath("memory://bucket/states.zarr")
+    assert (url.name, str(url.parent), str(url / "x")) == (
+        "states.zarr",
+        "memory://bucket",
+        "memory://bucket/states.zarr/x",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("file://host/a", "three slashes"),
+        ("hdfs://host/a", "hdfs:// is not supported so far"),
+        ("s3://", "a bucket's name"),
+        ("s3://bucket/../a", "a bucket's name"),
+        ("s3://bucket//a", "a bucket's name"),
+    ],
+)
+def test_other_urls_are_refused(text: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        locate(text)
+
+
+@pytest.mark.parametrize("text", ["s3://key:hidden@b/a", "s3://b/a?sig=hidden", "gs://b/a#hidden"])
+def test_credentials_in_a_url_are_refused_and_not_repeated(text: str) -> None:
+    with pytest.raises(InputError, match="credentials") as caught:
+        locate(text)
+    assert "hidden" not in str(caught.value)
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_missing(_protocol: str) -> None:
+        raise ImportError
+
+    monkeypatch.setattr(fsspec, "get_filesystem_class", is_missing)
+    with pytest.raises(InputError, match=r"pip install 'hsstore\[gs\]'"):
+        locate("gs://bucket/states.zarr")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("extract", "s3://b/a"),
+        ("status", "s3://b/a"),
+        ("doctor", "s3://b/a"),
+        ("import", "s3://b/files", "a", "--format", "specforge"),
+        ("import", "files", "s3://b/a", "--format", "specforge"),
+        ("plan", "--store", "s3://b/a"),
+        ("export", "a", "s3://b/files", "--format", "specforge"),
+        ("consolidate", "a", "s3://b/a"),
+        ("verify", "a", "--html", "s3://b/a.html"),
+        ("verify", "memory://b/a", "--repair"),
+    ],
+)
+def test_what_takes_no_url_yet_says_so_by_its_name(arguments: tuple[str, ...]) -> None:
+    refused = command(*arguments)
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith(f"hsstore: {arguments[0]} ")
+    assert "local paths only so far: " in refused.stderr
+
+
+def test_a_store_in_memory_reads_as_on_disk(mixed: Path, in_memory: str) -> None:
+    local, remote = hsstore.open(mixed), hsstore.open(in_memory)
+    for sample in np.flatnonzero(local.completion().complete).tolist():
+        expected = local.states(sample).view("u2")
+        np.testing.assert_array_equal(remote.states(sample).view("u2"), expected)
+        assert remote.sample_id(sample) == local.sample_id(sample)
+    assert remote.runs() == local.runs()
+    assert verify_store(in_memory, VerifyOptions()).ok
+
+
+def test_nothing_is_ever_written_under_a_url(in_memory: str) -> None:
+    files = fsspec.filesystem("memory")
+    before = {name: info["created"] for name, info in files.find(in_memory, detail=True).items()}
+    store = hsstore.open(in_memory)
+
+    for attempt in (
+        lambda: store.path,
+        lambda: store.runs_path,
+        lambda: store.withdraw(np.array([0])),
+        lambda: store.record_run(store.runs()[0]),
+    ):
+        with pytest.raises(InputError, match=f"local paths only so far: {in_memory}"):
+            attempt()
+
+    found = files.find(in_memory, detail=True)
+    assert {name: info["created"] for name, info in found.items()} == before
+
+
+def test_a_damaged_or_replaced_shard_is_never_returned(mixed: Path, in_memory: str) -> None:
+    files = fsspec.filesystem("memory")
+    name = f"{in_memory}/hidden_states/c.0.0.0"
+    whole = (mixed / "hidden_states" / "c.0.0.0").read_bytes()
+    store = hsstore.open(in_memory)
+    expected = store.states(0).view("u2").copy()
+
+    files.pipe_file(name, bytes([whole[0] ^ 1, *whole[1:]]))
+    with pytest.raises(CorruptStoreError, match=r"sample 0: shard c\.0\.0\.0 chunk 0"):
+        store.states(0)
+    files.pipe_file(name, whole[:10])
+    with pytest.raises(CorruptStoreError, match="shorter than its index"):
+        store.states(0)
+    files.pipe_file(name, whole)
+    np.testing.assert_array_equal(store.states(0).view("u2"), expected)
+    files.rm_file(name)  # its index is known by now
+    with pytest.raises(CorruptStoreError, match="shard is missing"):
+        store.states(0)
+    files.pipe_file(name, whole)
+    np.testing.assert_array_equal(store.states(0).view("u2"), expected)
+
+
+def test_an_open_shard_notices_that_it_was_replaced(mixed: Path, in_memory: str) -> None:
+    files = fsspec.filesystem("memory")
+    url = RemotePath(f"{in_memory}/hidden_states/c.0.0.0")
+    chunks = hsstore.open(mixed).spec.geometry.shard_chunks
+    shard = RemoteShard(url, chunks)
+    whole = files.cat_file(str(url))
+    assert len(whole) > index_bytes(chunks)
+
+    files.pipe_file(str(url), whole)
+    with pytest.raises(OSError, match="was replaced"):
+        shard.read(0)
+
+
+def test_loaders_read_the_same_batches_from_a_url(mixed: Path, in_memory: str) -> None:
+    loaders = pytest.importorskip("hsstore.loaders")
+    here, there = (
+        list(loaders.Eagle3Stream(place, batch_size=3, seed=5)) for place in (mixed, in_memory)
+    )
+
+    assert len(here) == len(there) > 1
+    for one, other in zip(here, there, strict=True):
+        assert one.keys() == other.keys()
+        for name, tensor in one.items():
+            assert tensor.equal(other[name])
+    dataset = loaders.Eagle3Dataset(in_memory)
+    assert dataset[0]["final_state"].equal(loaders.Eagle3Dataset(mixed)[0]["final_state"])
+    with pytest.raises(InputError, match="follow=True reads local paths only so far"):
+        loaders.Eagle3Stream(in_memory, batch_size=3, follow=True)
+
+
+def test_a_view_on_dask_reads_from_a_url(mixed: Path, in_memory: str) -> None:
+    here, there = (
+        hsstore.open(place).to_dask_array("input_ids").compute() for place in (mixed, in_memory)
+    )
+    np.testing.assert_array_equal(here, there)
+
+
+def test_an_error_is_told_without_what_an_endpoint_may_hold() -> None:
+    error = ConnectionError('cannot connect to "http://me:hidden@host:9000/bucket"\n  at all')
+    assert describe(error) == (
+        'ConnectionError: cannot connect to "http://***@host:9000/bucket" at all'
+    )
+    assert issubclass(UnreachableError, OSError)
+
+
+def test_a_local_store_needs_no_client_of_an_object_store() -> None:
+    program = (
+        "import sys, hsstore.store, hsstore.verify, hsstore.cli; "
+        "print([m for m in ('s3fs', 'botocore', 'hsstore.objects') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert done.stdout.strip() == b"[]"

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from typing import TYPE_CHECKING, Any
 
-import extraction.run
+import extraction.lane
 from extraction.salvage import salvage
 from hsstore.activity import ticks
 from hsstore.arrays import Arrays
@@ -50,7 +50,7 @@ async def test_the_run_goes_on_saying_how_it_is_while_dumps_of_a_dead_run_are_re
         went_on.append(turned.wait(30))
         return salvage(*arguments)
 
-    monkeypatch.setattr(extraction.run, "salvage", slowly)
+    monkeypatch.setattr(extraction.lane, "salvage", slowly)
     async with serve_fake(place / "spool", 60) as server:
         outcome = await run_here(place / "s.zarr", server.url, place / "spool", data)
 

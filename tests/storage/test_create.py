@@ -6,17 +6,18 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hsstore.create import LayoutOptions
 from hsstore.errors import RefusedError
 from hsstore.store import Store
 from hsstore.testing.invariants import (
     complete_samples,
 )
 from hsstore.testing.stores import (
+    SMALL_LAYOUT,
     commit_block,
     fill_store,
     make_model,
@@ -25,6 +26,8 @@ from hsstore.testing.stores import (
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from hsstore.create import LayoutOptions
 
 LENGTHS = [3, 9, 40, 1, 16, 5]
 
@@ -86,16 +89,32 @@ def test_a_killed_builder_leaves_nothing_under_the_final_name(directory: Path, w
     assert len(make_store(path, [3, 9, 40])) == 3
 
 
-def test_creating_what_exists_opens_it_with_its_own_sizes(directory: Path) -> None:
+def test_creating_what_exists_opens_it(directory: Path) -> None:
     store = make_store(directory / "s.zarr", LENGTHS)
     commit_block(store, 0, [0])
 
-    again = make_store(
-        directory / "s.zarr", LENGTHS, options=LayoutOptions(chunk_rows=2, shard_rows=64)
-    )
+    again = make_store(directory / "s.zarr", LENGTHS)
 
     assert again.spec == store.spec
     assert complete_samples(again) == {0}
+
+
+@pytest.mark.parametrize(
+    ("field", "options"),
+    [
+        ("layout", replace(SMALL_LAYOUT, chunk_rows=2, shard_rows=64)),
+        ("codec", replace(SMALL_LAYOUT, codec="lz4")),
+    ],
+)
+def test_creating_what_exists_with_other_sizes_is_refused(
+    directory: Path, field: str, options: LayoutOptions
+) -> None:
+    store = make_store(directory / "s.zarr", LENGTHS)
+
+    with pytest.raises(RefusedError, match=f"with another {field}"):
+        make_store(directory / "s.zarr", LENGTHS, options=options)
+
+    assert Store.open(store.path).spec == store.spec
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
 """What `hsstore verify --semantic` finds, and what it misses: SmolLM2 on real conversations.
 
     make semantic-study
-    python tools/semantic_study.py --work /tmp/semantic     # keeps stores and states between runs
+    python tools/semantic_study.py --work build/semantic  # keeps stores and states between runs
 
-States of ShareGPT conversations, in several languages, code included, cut to 256 tokens, are extracted with hsstore
+States of real conversations, in several languages, code included, cut to 256 tokens, are extracted with hsstore
 itself. The checks run over all of them: whatever they find there is a false alarm. Then known faults are planted into
 single samples, in the arrays that the checks read, and it is counted how many are found, and by the right name; limits
 and maps come from a store in which one sample in seven is faulty. The constants were made on the set `calibration`;
@@ -47,7 +47,13 @@ if TYPE_CHECKING:
     from hsstore.semantic.context import Source
     from hsstore.semantic.limits import Limits
 
-SETS = {"calibration": 220, "fresh": 1080, "second": 1060}
+SETS = {
+    "calibration": {"english": 154, "code": 44, "other": 22},
+    "fresh": {"english": 756, "code": 216, "other": 108},
+    "second": {"english": 742, "code": 212, "other": 106},
+    "third": {"english": 240, "code": 180, "dialogue": 1000},
+}
+"""Conversations of each set, by where they come from; where there are fewer, all of them."""
 SALT = 1
 TOKENS = 256
 PLANTED = 40

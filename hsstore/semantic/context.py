@@ -43,9 +43,12 @@ class Fitted:
     ----------
     maps : by fold and auxiliary slot
         None where a slot's rows do not tell their tokens.
+    known : int32 (n,), by fold
+        Tokens, ascending, that its maps were fitted on often enough to tell them.
     """
 
     maps: tuple[tuple[IdentityMap | None, ...], ...] = ()
+    known: tuple[npt.NDArray[np.int32], ...] = ()
     references: tuple[Reference, ...] = ()
 
 
@@ -131,6 +134,10 @@ class Context:
         if not self._fitted.maps:
             return None
         return self._fitted.maps[1 - fold_of(sample)][slot]
+
+    def is_known(self, ids: npt.NDArray[np.int32], sample: int) -> npt.NDArray[np.bool_]:
+        """Say which tokens, (n,), the maps of a sample can tell; those of a slot that has one."""
+        return np.isin(ids, self._fitted.known[1 - fold_of(sample)])
 
     def mean_code(self, ids: npt.NDArray[np.int32]) -> tuple[float, ...]:
         """Return the mean of what stands for some tokens."""

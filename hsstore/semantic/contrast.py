@@ -24,6 +24,8 @@ FAR = (-41, -23, 23, 41)
 """Where tokens stand that a row is compared with: what is near may be related to it."""
 WINDOW_ROWS = 64
 """Of a piece that is looked for."""
+KNOWN_SHARE = 1 / 3
+"""Of the rows of a window that have to say something."""
 SKIPPED_ROWS = 4
 """At the start of a sample: a model's first rows are unlike all others."""
 
@@ -60,7 +62,7 @@ class Fit:
     """Own fit less that of far tokens: the mean of a window, and the median of all windows, since the
     beginning that all samples share fits always, and best."""
     window: float
-    """The same of the worst window."""
+    """The same of the worst window: its mean and the standard error of that."""
     window_own: float
     """Mean own fit there."""
     window_row: int
@@ -133,6 +135,12 @@ def _score_at(
     return scores
 
 
+def only(contrast: Contrast, known: npt.NDArray[np.bool_]) -> Contrast:
+    """Leave out the rows, (n,), whose own token cannot be told."""
+    parts = (contrast.own, contrast.before, contrast.after, contrast.far)
+    return Contrast(contrast.rows, *(np.where(known, part, np.float32(np.nan)) for part in parts))
+
+
 def join(parts: Sequence[Contrast]) -> Contrast:
     """Put the pieces of one sample together."""
     names = ("rows", "own", "before", "after", "far")
@@ -160,22 +168,27 @@ def _mean(values: npt.NDArray[np.float32]) -> float:
 def _windows(contrast: Contrast, size: int) -> tuple[float, float, float, int]:
     """Return the median and the least mean of so many rows on end, own fit there, and where it begins.
 
-    Half of the rows of a window have to be known.
+    To each mean its standard error is added before the least is taken: the fewer rows of a window are known, and the
+    more they differ, the clearer they have to be.
     """
     known = ~np.isnan(contrast.far)
     size = min(size, len(known))
     if not size or not known.any():
         return np.nan, np.nan, np.nan, 0
-    total = _moving_sum(np.where(known, contrast.far, 0).astype(np.float64), size)
+    far = np.where(known, contrast.far, 0).astype(np.float64)
+    total, square = _moving_sum(far, size), _moving_sum(np.square(far), size)
     count = _moving_sum(known.astype(np.float64), size)
-    enough = np.flatnonzero(count >= size / 2)
+    enough = np.flatnonzero(count >= size * KNOWN_SHARE)
     if not len(enough):
         return np.nan, np.nan, np.nan, 0
-    mean = total[enough] / count[enough]
-    worst = int(mean.argmin())
+    count = count[enough]
+    mean = total[enough] / count
+    error = np.sqrt(np.maximum(square[enough] / count - np.square(mean), 0) / count)
+    worst = int((mean + error).argmin())
     first = int(enough[worst])
     own = contrast.own[first : first + size][known[first : first + size]]
-    return float(np.median(mean)), float(mean[worst]), float(own.mean()), int(contrast.rows[first])
+    least = float(mean[worst] + error[worst])
+    return float(np.median(mean)), least, float(own.mean()), int(contrast.rows[first])
 
 
 def _moving_sum(values: npt.NDArray[Any], size: int) -> npt.NDArray[np.float64]:

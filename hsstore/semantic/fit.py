@@ -34,6 +34,9 @@ LEAST_ROWS = 400
 """Fewer rows a fold fit no map."""
 LEAST_COSINE = 0.05
 """By which a map must fit tokens that it has not seen, to be used at all."""
+LEAST_SEEN = 3
+"""Rows of a token that a map was fitted on, for it to tell that token: those of a language that a store has little of
+fit nothing well, deep in a model."""
 SCALE_ROWS = 4096
 """That median and spread of each channel are taken from, and a fit."""
 SHIFTS = (-1, 0, 1)
@@ -98,8 +101,16 @@ def learn(source: Source, samples: Sequence[int], where: Where) -> Learned:
     )
     with one_blas_thread():
         maps, fit, used = _fit_slots(Context(source), found)
+    known = tuple(_known_tokens(found, fold) for fold in range(FOLDS))
     by_fold = tuple(tuple(of_slot[fold] for of_slot in maps) for fold in range(FOLDS))
-    return Learned(Fitted(by_fold, tuple(references)), fit, used)
+    return Learned(Fitted(by_fold, known, tuple(references)), fit, used)
+
+
+def _known_tokens(found: Sequence[Taken], fold: int) -> npt.NDArray[np.int32]:
+    """Return the tokens that the maps of a fold were fitted on often enough."""
+    ids = [one.ids[:, OWN] for one in found if fold_of(one.sample) == fold]
+    tokens, counts = np.unique(np.concatenate([np.zeros(0, np.int32), *ids]), return_counts=True)
+    return np.asarray(tokens[counts >= LEAST_SEEN], np.int32)
 
 
 def take_rows(source: Source, count: int, sample: int) -> Taken | None:

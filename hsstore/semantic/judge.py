@@ -78,7 +78,8 @@ class _Judging:
         """Say whether a slot as a whole does not fit its tokens."""
         fit, bounds = self.fit(slot), self.bounds(slot)
         return fit is not None and (
-            bounds.shift.is_under(fit.shift) or bounds.whole.is_under(fit.whole)
+            bounds.shift.is_under(fit.shift)
+            or (bounds.whole.is_under(fit.whole) and bounds.level.is_under(fit.own))
         )
 
     def has_piece(self, slot: int) -> bool:

@@ -1,8 +1,8 @@
 """Limits of what a good sample measures: from the store's own population, held by absolute anchors. Pure.
 
 Medians and median distances from them, so that a store of which a part is bad still shows what is good.
-The constants come from SmolLM2-135M's states of 221 ShareGPT conversations; those about windows were changed once, after
-two false alarms in 1,079 others. docs/semantic.md tells what they did on which conversations.
+The constants come from SmolLM2-135M's states of 221 ShareGPT conversations, and were changed twice, after false alarms in
+1,079 others and in 1,012 more. docs/semantic.md tells what they did on which conversations.
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ LOG_RMS = 0.4
 SPREADS = 6.0
 """So many spreads from the median are still good."""
 SHARE = 0.15
-"""A contrast below this share of the store's median is bad. Bad ones are about 0; good ones were 0.28 at least,
-in Chinese, of which a store may have little."""
-WINDOW_SHARE = 0.3
-"""The same of the worst window, whose own fit has to be bad as well."""
+"""A contrast below this share of the store's median is bad. Bad ones are about 0; good ones were 0.12 at least, in
+Chinese, of which a store may have little: of far tokens the own fit has to be bad as well."""
+WINDOW_SHARE = 0.35
+"""The same of the worst window and its standard error; its own fit has to be bad as well."""
 LEVEL_SHARE = 0.6
-"""A window of other text also fits its tokens badly as such: by so much of the usual contrast less than usual. Text
-that nobody predicts (base64) or of few different tokens (Japanese, byte by byte) has no contrast, but fits."""
+"""A window, or a sample, of other text also fits its tokens badly as such: by so much of the usual contrast less than
+usual. Text that nobody predicts (base64) or of few different tokens (Japanese, byte by byte) has no contrast, but fits."""
+LOSS_LEVEL_SHARE = 0.45
+"""The same of next tokens, whose fit varies less: planted pieces were 0.46 at least, good windows 0.37 at most."""
 CLEAR_SPREADS = 2.0
 """Where the limit of a contrast is not so far from the median, the check says nothing, and is not made."""
 LEAST_SAMPLES = 8
@@ -71,7 +73,7 @@ class FitBounds:
     whole: Bound
     window: Bound
     level: Bound
-    """Least own fit of a window whose contrast is too small."""
+    """Least own fit of a window, or of a sample, whose contrast is too small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +100,15 @@ def limits_of(population: Sequence[Measures], model: Model) -> Limits:
             _largest([one.beginning.error[slot, slot] for one in population if one.beginning], at)
             for slot, at in enumerate(anchors.tolist())
         ),
-        loss=_fit_bounds([one.loss for one in population]),
+        loss=_fit_bounds([one.loss for one in population], LOSS_LEVEL_SHARE),
         identity=tuple(
-            _fit_bounds([one.identity[slot] for one in population])
+            _fit_bounds([one.identity[slot] for one in population], LEVEL_SHARE)
             for slot in range(len(model.layers))
         ),
     )
 
 
-def _fit_bounds(fits: Sequence[Fit | None]) -> FitBounds:
+def _fit_bounds(fits: Sequence[Fit | None], level_share: float) -> FitBounds:
     def bound(value: Callable[[Fit], float], share: float = SHARE) -> Bound:
         return _least([value(fit) for fit in fits if fit is not None], share)
 
@@ -115,7 +117,7 @@ def _fit_bounds(fits: Sequence[Fit | None]) -> FitBounds:
         shift=bound(lambda fit: fit.shift),
         whole=whole,
         window=bound(lambda fit: fit.window, WINDOW_SHARE),
-        level=_level(fits, whole),
+        level=_level(fits, whole, level_share),
     )
 
 
@@ -129,9 +131,9 @@ def _least(values: Sequence[float], share: float) -> Bound:
     return Bound(count, median, limit, f"{share:.0%} of the median")
 
 
-def _level(fits: Sequence[Fit | None], whole: Bound) -> Bound:
+def _level(fits: Sequence[Fit | None], whole: Bound, share: float) -> Bound:
     count, own, _ = _robust([fit.own for fit in fits if fit is not None])
-    return Bound(count, own, own - LEVEL_SHARE * whole.typical, "far below the usual own fit")
+    return Bound(count, own, own - share * whole.typical, "far below the usual own fit")
 
 
 def _distance(values: Sequence[float]) -> Bound:

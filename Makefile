@@ -35,7 +35,7 @@ test: .venv/test-ready
 
 # Run by `make test-sglang` only, not by the gate: each starts servers of its own, for minutes.
 SGLANG_LONG := $(addprefix test_,$(addsuffix .py,canary containers data_parallel decode deepseek faults kimi_tp2_dp2 \
-	memory other_users restarts router vanished_spool))
+	memory other_users restarts router smollm2_bfloat16 vanished_spool))
 
 # Disks that freeze, fill up, fail and lose power; clients, servers and clocks that do: root, loop mounts,
 # FUSE (Debian's fuse3), a C compiler. What cannot be produced here is skipped by name. They mostly wait.

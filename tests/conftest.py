@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pytest
 
-_SLOW = ("faults", "watchdog", "extraction", "engines")
+_SLOW = ("faults", "watchdog", "relay", "extraction", "engines", "objects")
 _HERE = Path(__file__).parent
 
 

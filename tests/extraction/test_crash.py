@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tests.extraction.processes import Server
 
-KILLS = 10
+KILLS = 6
 SAMPLES = 240
 FORWARDS_A_RUN = 18
 """At most so many before a kill: too few for all samples, whatever the speed of the machine."""

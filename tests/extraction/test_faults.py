@@ -136,7 +136,8 @@ async def test_what_lies_with_the_server_costs_no_attempt(
 
         assert outcome.code == 0, outcome.message
         assert [server.attempts(s) for s in range(SAMPLES)] == [5] * 4 + [1] * 20
-        assert outcome.status.retries == 16
+        # More, where the server was parked between a sample's placing and its request.
+        assert outcome.status.retries >= 16
 
 
 @pytest.mark.parametrize("fault", [Fault.ABORTED, Fault.ABORTED_IN_CAPTURE])

@@ -286,7 +286,8 @@ class Canary:
                 self._refuse_to_wait()
                 dump = await self._requester.fetch(rid, self._plan.tokens[sample])
             self._found.add(sample, await self._use(sample, rid, dump, self._moved(sample)))
-        except (*ASKING_FAILED, InterruptedRunError) as error:
+        except (*ASKING_FAILED, InterruptedRunError, RefusedError) as error:
+            # What refuses for good refuses the next sample's request, too: that one drops the server.
             self._spool.discard(rid)
             return _skip(sample, error)
         finally:

@@ -12,7 +12,6 @@ import math
 from typing import TYPE_CHECKING, Self
 
 from extraction.admission import Admission
-from extraction.canary import Canary
 from extraction.lane import Lane, Setting, open_lane
 from extraction.member import MAX_PAUSE_SECONDS, PAUSE_SECONDS, Member, unless
 from hsstore.errors import HsstoreError, InputError, InterruptedRunError, RefusedError
@@ -71,6 +70,7 @@ class Fleet:
         self._last_error: HsstoreError = InterruptedRunError("no server is left")
         self._following: asyncio.Task[None] | None = None
         self._ending = False
+        self._openings = 0
 
     async def __aenter__(self) -> Self:
         self._update(await asyncio.to_thread(self._servers.read))
@@ -210,6 +210,7 @@ class Fleet:
     def _let_go(self, member: Member) -> None:
         if member.state == "dropped" and member.lane is None:
             self.members.remove(member)  # named again, it gets another chance
+            self._gone.append(member)
         elif member.state != "leaving":
             log.info("server %s is asked for nothing more", member.address.url)
             member.state, member.message = "leaving", "taken out of the servers file"
@@ -254,7 +255,7 @@ class Fleet:
 
     async def _open_and_use(self, member: Member) -> None:
         sharers = max(1, sum(one.counts for one in self.members))
-        before, member.openings = member.openings, member.openings + 1
+        before, self._openings = self._openings, self._openings + 1
         async with open_lane(
             self._setting, member.address, self.lanes, sharers=sharers, opened_before=before
         ) as lane:
@@ -264,8 +265,7 @@ class Fleet:
                 if not self._opened.done():
                     self._opened.set_result(lane)
                 await self._recorded.wait()
-                if isinstance(lane.canary, Canary):
-                    await lane.canary.before()
+                await lane.refuse_wrong_states()
                 await self._use(member, lane)
             finally:
                 self.admission.close(lane)
@@ -293,7 +293,7 @@ class Fleet:
 
     async def _revive(self, member: Member, lane: Lane) -> None:
         """Probe until it is there again, or is to go."""
-        while not member.leaves.is_set():
+        while not (member.leaves.is_set() or member.lost):
             try:
                 if not await unless(member.leaves, lane.requester.wait_until_up()):
                     return

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from extraction.budget import ByteBudget
-from extraction.canary import MEMORY_SHARE, Canary, plan_canary
+from extraction.canary import MEMORY_SHARE, Canary, CanaryError, plan_canary
 from extraction.flight import FlightCap
 from extraction.handshake import (
     GOLDEN_ROWS,
@@ -80,6 +80,19 @@ class Lane:
     def is_idle(self) -> bool:
         """Whether nothing is under way, and nothing of ours lies in its spool."""
         return not (self.bound or self.checks or self.budget.used_bytes)
+
+    async def refuse_wrong_states(self) -> None:
+        """Check the canary before anything of the server is used: nothing has to be taken back.
+
+        Raises
+        ------
+        RefusedError
+        """
+        try:
+            if isinstance(self.canary, Canary):
+                await self.canary.before()
+        except CanaryError as error:
+            raise RefusedError(str(error)) from error
 
     def refuse_to_wait(self) -> None:
         """Ask elsewhere when the server has gone away since it was chosen.
@@ -155,7 +168,7 @@ async def open_lane(
     sharers : int
         Servers among which memory for spools is shared.
     opened_before : int
-        How often this run has opened it already.
+        Lanes that this run has opened: no server captures an id twice.
 
     Raises
     ------

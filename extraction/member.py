@@ -38,7 +38,6 @@ class Member:
         """Set when it was parked, or is to go."""
         self.joined = False
         """Samples were given to its lane."""
-        self.openings = 0
         self.lost = False
         """Its lane has to be opened anew."""
         self._vain = 0
@@ -51,6 +50,7 @@ class Member:
     def enter(self, lane: Lane) -> None:
         """Have its lane open."""
         self.lane, self.joined, self.lost = lane, False, False
+        self._dumps_before = 0
         self._info, self._canary = lane.info, lane.canary
 
     def leave(self, lane: Lane) -> None:

@@ -386,6 +386,8 @@ class Pipeline:
     # --- failures -----------------------------------------------------------------------------
 
     def _give_up(self, open_block: OpenBlock, sample: int, fault: Fault) -> None:
+        if fault.reason is FailureReason.TOO_LARGE and not self._options.skip_too_large:
+            raise RefusedError(f"sample {sample}: {fault.message}; larger spools are gone")
         open_block.failed[sample] = fault.reason
         self.failed_now += 1
         log.warning("sample %d failed (%s): %s", sample, fault.reason.label, fault.message)

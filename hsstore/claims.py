@@ -34,11 +34,17 @@ if TYPE_CHECKING:
 
     from hsstore.store import Store
 
-__all__ = ["Claim", "Claims", "lives", "read_claims"]
+__all__ = ["Claim", "Claims", "claims_of", "lives", "read_claims"]
 
 LINKS_A_CLAIM = 1000
 """Spans whose claims are one file under many names; file systems allow some ten thousand."""
 _PLACE = "worker-"
+
+
+def claims_of(store: Store) -> Path:
+    """Return where spans are claimed: beside the store itself, also for who comes through a link."""
+    real = store.path.resolve()
+    return real.with_name(f"{real.name}.runs") / "claims"
 
 
 class Claims:
@@ -61,7 +67,7 @@ class Claims:
     ) -> None:
         self._store = store
         self._me = Claim.of_this_process(run, worker)
-        self._directory = store.runs_path / "claims"
+        self._directory = claims_of(store)
         self.others = Others(self._directory, self._me, take_over=take_over)
         self._held: set[int] = set()
         self._place: Path | None = None

@@ -18,10 +18,7 @@ A message says what was found, where (file, line, sample, field), and what to do
 
 from __future__ import annotations
 
-import errno
 from typing import ClassVar
-
-from typing_extensions import override
 
 
 class HsstoreError(Exception):
@@ -62,18 +59,7 @@ class InterruptedRunError(HsstoreError):
     exit_code = 75
 
 
-class UnreachableError(HsstoreError, OSError):
-    """An object store did not answer, also after several attempts: to readers what a failing disk is."""
+class UnreachableError(HsstoreError):
+    """An object store did not answer, also after several attempts. No `OSError`: it is no damage."""
 
     exit_code = 75
-
-    def __init__(self, message: str) -> None:
-        super().__init__(errno.EIO, message)
-
-    @override
-    def __str__(self) -> str:
-        return str(self.strerror)
-
-    @override
-    def __reduce__(self) -> tuple[type[UnreachableError], tuple[str]]:
-        return type(self), (str(self),)

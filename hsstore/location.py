@@ -154,7 +154,8 @@ def _local(rest: str, text: str) -> Path:
 
 def _refuse_secrets(protocol: str, host: str, rest: str) -> None:
     """Refuse what may hold credentials, without repeating it."""
-    found = "'@'" if "@" in host else "'?'" if "?" in rest else "'#'" if "#" in rest else None
+    places = {"@": host, ":": host, "?": rest, "#": rest}  # a secret may have a slash in it
+    found = next((repr(sign) for sign, place in places.items() if sign in place), None)
     if found:
         raise InputError(
             f"a {protocol}:// URL has {found} in it: credentials and options do not belong into a URL, which is "

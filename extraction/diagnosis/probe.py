@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from extraction.diagnosis.copies import read_copies, runs_directory
 from extraction.engines.sglang.log import mask
-from hsstore.claims import Claim, lives, read_claims
+from hsstore.claims import Claim, claims_of, lives, read_claims
 from hsstore.errors import HsstoreError
 from hsstore.store import Store
 
@@ -186,8 +186,8 @@ def _look_at_store(path: Path, tell: Tell) -> dict[str, Any]:
         else:  # of an earlier version
             found["spool"] = str(last.options.get("spool") or "")
             found["server"] = str(last.options.get("server") or "")
-    tell(f"reading {store.runs_path}")
-    found["claims"] = _claims(store.runs_path / "claims")
+    tell(f"reading {claims_of(store)}")
+    found["claims"] = _claims(claims_of(store))
     found["newest_write_age_seconds"] = _newest_write(path)
     return found
 

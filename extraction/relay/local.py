@@ -8,7 +8,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from extraction.spool import RequestId
+from extraction.spool import RequestId, SpoolForeignError
 from extraction.spool.directory import (
     ERROR,
     FINISHED,
@@ -23,7 +23,7 @@ from extraction.spool.directory import (
 )
 from extraction.spool.free import FreeFiles
 from extraction.spool.heartbeat import HeartbeatWriter
-from extraction.spool.lock import FileLock
+from extraction.spool.lock import FileLock, read_holder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -48,12 +48,18 @@ class LocalSpool:
         Raises
         ------
         SpoolForeignError
-            It is somebody else's.
+            It is somebody else's, or a server's own.
         SpoolBusyError
             Another mirror lives there.
         """
         self._holder = {"pid": os.getpid(), "host": socket.gethostname(), "relay": relay}
         self.directory = SpoolDirectory.create(path)
+        holder = read_holder(path / SERVER_LOCK)
+        if holder and "relay" not in holder:
+            raise SpoolForeignError(
+                f"{path} is the spool of a server itself: --spool names where the mirror of a relay's is to "
+                "be, an empty directory in shared memory"
+            )
         self._mirror_lock = FileLock.acquire(
             path.with_name(path.name + ".lock"), mode=0o600, holder=self._holder
         )

@@ -61,7 +61,8 @@ class Mirrors:
             if known is not None:
                 await self._open.pop(path).__aexit__()
             address = RelayAddress(relay.rstrip("/"), self.token, self.tls)
-            mirror = await asyncio.to_thread(Mirror, address, path)
+            # Not in a thread: cancelled there, it would be made, and known to nobody.
+            mirror = Mirror(address, path)
             self._open[path] = await mirror.__aenter__()
             return mirror
 

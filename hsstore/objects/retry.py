@@ -26,7 +26,7 @@ FIRST_DELAY_SECONDS = 0.1
 """Doubled each time: up to 23 seconds in all, and what the attempts take."""
 LONGEST_DELAY_SECONDS = 10.0
 
-_USER = re.compile(r"//[^/@\s]*@")
+_USER = re.compile(r"//[^\s]*@")
 
 
 async def persist(backend: Backend, what: str, url: str, attempt: Callable[[], Awaitable[T]]) -> T:

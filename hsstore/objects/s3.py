@@ -56,6 +56,8 @@ class S3Backend(Backend):
                 "connect_timeout": CONNECT_SECONDS,
                 "read_timeout": READ_SECONDS,
                 "max_pool_connections": CONNECTIONS,
+                # Some servers send the whole object's checksum with a range. Ours has a crc32c a chunk.
+                "response_checksum_validation": "when_required",
                 "retries": {"total_max_attempts": 1, "mode": "standard"},  # see `retry`
             },
         )

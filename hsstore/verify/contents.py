@@ -6,7 +6,8 @@ import json
 import os
 from typing import TYPE_CHECKING
 
-from hsstore.claims import Claim, lives, read_claims
+from hsstore.claims import Claim, claims_of, lives, read_claims
+from hsstore.errors import UnreachableError
 from hsstore.location import RemotePath
 from hsstore.report import BadKind, Note, NoteKind
 from hsstore.spec import COMPLETION
@@ -38,7 +39,7 @@ def check_contents(store: Store, own_run: str = "") -> tuple[list[Finding], list
             look_at_objects(store, store.location, contents)
         else:
             _look_into_root(store, contents)
-    except OSError as error:
+    except (OSError, UnreachableError) as error:
         findings.append(Finding(None, BadKind.UNREADABLE, str(error)))
     findings += [
         Finding(None, BadKind.UNEXPECTED_FILE, f"{_relative(store, path)} is no part of a store")
@@ -92,7 +93,7 @@ def _notes(store: Store, partial: list[Location], own_run: str) -> Iterator[Note
         if partial:
             yield Note(kind=NoteKind.LEFTOVER, detail=_describe_leftovers(store, partial))
         return
-    directory = store.runs_path / "claims"
+    directory = claims_of(store)
     claims = {run: claim for run, claim in read_claims(directory).items() if run != own_run}
     me = Claim.of_this_process("verify")
     dead = {

@@ -10,7 +10,7 @@ import xxhash
 
 from hsstore.codec import ChunkCodec
 from hsstore.dtype import bits_dtype, is_finite, nan_bits
-from hsstore.errors import CorruptStoreError
+from hsstore.errors import CorruptStoreError, UnreachableError
 from hsstore.report import BadKind
 from hsstore.shard import open_shard, shard_path
 from hsstore.shard.indexed import MissingShardError
@@ -136,6 +136,8 @@ class StatesReader:
             return BadPayloadError(BadKind.MISSING_SHARD, str(error))
         except CorruptStoreError as error:
             return BadPayloadError(BadKind.SHARD_INDEX, str(error))
+        except UnreachableError as error:
+            return BadPayloadError(BadKind.UNREADABLE, str(error))
         except OSError as error:
             return BadPayloadError(BadKind.UNREADABLE, f"{path.name}: {error.strerror}")
 
@@ -166,6 +168,8 @@ class StatesReader:
             self._codec.decode(self._encoded[:nbytes], self._rows[:, place.slots])
         except CorruptStoreError as error:
             raise BadPayloadError(BadKind.CHUNK, f"{where}: {error}") from error
+        except UnreachableError as error:
+            raise BadPayloadError(BadKind.UNREADABLE, str(error)) from error
         except OSError as error:
             raise BadPayloadError(BadKind.UNREADABLE, f"{where}: {error.strerror}") from error
 

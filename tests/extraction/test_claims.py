@@ -18,6 +18,7 @@ from hsstore.claims import Claim, Claims
 from hsstore.create import LayoutOptions
 from hsstore.errors import RefusedError
 from hsstore.liveness import SILENT_SECONDS
+from hsstore.store import Store
 from hsstore.testing.stores import make_store
 from tests.extraction.mounts import read_only
 from tests.extraction.processes import left_claims
@@ -25,8 +26,6 @@ from tests.extraction.processes import left_claims
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    from hsstore.store import Store
 
 _CLAIM = """
 import sys
@@ -370,3 +369,15 @@ def test_claims_of_runs_that_are_no_workers_read_as_they_always_did(opened: Stor
         content = json.loads((opened.runs_path / "claims" / "0").read_bytes())
 
     assert set(content) == {"run", "host", "boot", "pid_namespace", "pid", "since"}
+
+
+def test_who_comes_through_a_symbolic_link_meets_the_same_claims(opened: Store) -> None:
+    link = opened.path.with_name("latest.zarr")
+    link.symlink_to(opened.path.name)
+    with Claims(opened, "by-name") as claims:
+        claims.take([1])
+        with (
+            Claims(Store.open(link), "by-link") as others,
+            pytest.raises(RefusedError, match="run by-name"),
+        ):
+            others.take([1])

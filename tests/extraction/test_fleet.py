@@ -328,6 +328,30 @@ async def test_a_server_that_is_taken_out_ends_what_it_has_and_its_spool_is_rele
     verify(store, SAMPLES)
 
 
+async def test_a_server_that_is_taken_out_and_named_again_is_asked_again(
+    store: Path, data: Path
+) -> None:
+    async with serve(store, "a", "b") as (a, b):
+        a.hold, a.held = asyncio.Event(), set(range(40, SAMPLES))
+        b.hold, b.held = asyncio.Event(), set(range(40, SAMPLES))
+        file = write(store.parent / "servers.txt", a, b)
+        running = asyncio.create_task(run_with_file(store, file, data))
+        await a.wait_for_requests(5)
+        write(file, b)
+        a.hold.set()
+        await wait_until(lambda: not left_in(a))
+        before = len(a.requests)
+        write(file, a, b)
+        await a.wait_for_requests(before + 1)
+        b.hold.set()
+        outcome = await running
+
+    assert outcome.code == 0, outcome.message
+    assert "is not used" not in outcome.log
+    assert asked(a, b) == list(range(SAMPLES))
+    verify(store, SAMPLES)
+
+
 async def test_dumps_of_a_dead_run_are_taken_from_the_spool_of_each_server(
     store: Path, data: Path
 ) -> None:

@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+import extraction.fleet
 from hsstore.store import Store
 from hsstore.verify import verify_store
 from tests.extraction.test_canary import SAMPLES, count_wrong, partial_sum
-from tests.extraction.test_fleet import run, serve
+from tests.extraction.test_fleet import run, run_with_file, serve, write
 from tests.extraction.tiny import write_data
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 
 async def test_a_server_with_other_states_under_load_is_dropped_before_it_is_used(
@@ -33,6 +36,28 @@ async def test_a_server_with_other_states_under_load_is_dropped_before_it_is_use
     (record,) = Store.open(store).runs()
     verdicts = {one.url: one.canary.verdict for one in record.servers if one.canary}
     assert verdicts == {good.url: "same", bad.url: "wrong"}
+
+
+async def test_what_others_have_committed_stays_when_they_leave_one_that_was_dropped_for_its_states(
+    store: Path, room: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extraction.fleet, "FILE_SECONDS", 0.1)
+    many = write_data(room / "one-of-two.jsonl", [40] * 200)
+    async with serve(store, "good", "bad", samples=200, isolated=False) as (good, bad):
+        good.batching_seconds = bad.batching_seconds = 0.02
+        bad.batch_fault = partial_sum
+        file = write(store.parent / "servers.txt", good, bad)
+        running = asyncio.create_task(
+            run_with_file(store, file, many, server_wait_seconds=1.0, spool_budget_bytes=1 << 20)
+        )
+        await good.wait_for_requests(120)
+        file.write_text("")
+        outcome = await running
+
+    assert outcome.code != 0
+    assert "are pending again" not in outcome.message
+    assert np.count_nonzero(Store.open(store).completion().complete) > 0
+    assert verify_store(store).ok
 
 
 async def test_one_that_begins_to_in_mid_run_ends_it_and_what_it_may_have_spoilt_is_taken_back(

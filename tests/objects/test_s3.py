@@ -306,14 +306,21 @@ def test_export_writes_the_same_files_from_a_url(s3: S3, mixed: Path, directory:
         assert (directory / "a" / file).read_bytes() == (directory / "b" / file).read_bytes()
 
 
-def test_a_store_that_does_not_answer_ends_a_command_with_75(s3: S3, mixed: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [("info", "digest/c"), ("verify", "complete/c"), ("consolidate", "hidden_states/c")],
+)
+def test_a_store_that_does_not_answer_ends_a_command_with_75_and_is_not_called_damaged(
+    s3: S3, mixed: Path, directory: Path, name: str, where: str
+) -> None:
     url = s3.shared(mixed)
-    s3.fail("reset", "digest/c", times=10_000)
+    s3.fail("reset", where, times=10_000)
+    more = [directory / "new.zarr"] if name == "consolidate" else []
 
-    ended = command("info", url)
+    ended = command(name, url, *more)
 
-    assert ended.exit_code == 75
-    assert f"cannot read {url}/digest/c." in ended.stderr
+    assert ended.exit_code == 75, ended.output
+    assert f"cannot read {url}/{where}." in ended.stderr
     assert "tried 9 times" in ended.stderr
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import hsstore
 import hsstore.cli
 from hsstore.cli.app import app
-from hsstore.errors import CorruptStoreError, InputError, UnreachableError
+from hsstore.errors import CorruptStoreError, InputError
 from hsstore.location import RemotePath, locate
 from hsstore.objects.retry import describe
 from hsstore.shard.index import index_bytes
@@ -59,7 +59,10 @@ def test_other_urls_are_refused(text: str, said: str) -> None:
         locate(text)
 
 
-@pytest.mark.parametrize("text", ["s3://key:hidden@b/a", "s3://b/a?sig=hidden", "gs://b/a#hidden"])
+@pytest.mark.parametrize(
+    "text",
+    ["s3://key:hidden@b/a", "s3://key:hid/den@b/a", "s3://b/a?sig=hidden", "gs://b/a#hidden"],
+)
 def test_credentials_in_a_url_are_refused_and_not_repeated(text: str) -> None:
     with pytest.raises(InputError, match="credentials") as caught:
         locate(text)
@@ -185,11 +188,10 @@ def test_a_view_on_dask_reads_from_a_url(mixed: Path, in_memory: str) -> None:
 
 
 def test_an_error_is_told_without_what_an_endpoint_may_hold() -> None:
-    error = ConnectionError('cannot connect to "http://me:hidden@host:9000/bucket"\n  at all')
+    error = ConnectionError('cannot connect to "http://me:hid/den@host:9000/bucket"\n  at all')
     assert describe(error) == (
         'ConnectionError: cannot connect to "http://***@host:9000/bucket" at all'
     )
-    assert issubclass(UnreachableError, OSError)
 
 
 def test_a_local_store_needs_no_client_of_an_object_store() -> None:

@@ -335,3 +335,16 @@ async def test_a_wrong_token_and_a_relay_that_is_not_there_are_said(
     async with Mirror(RelayAddress(url, TOKEN), here) as one:
         with pytest.raises(InterruptedRunError, match="start it on the server's host"):
             await one.connect(0.5)
+
+
+async def test_the_spool_of_a_server_itself_is_refused_and_left_as_it_is(
+    server: SpoolServer,
+) -> None:
+    with SpoolClient(server.directory.path, CLIENT):
+        capture(server, request(1))
+    before = sorted(path.name for path in server.directory.path.iterdir())
+
+    with pytest.raises(SpoolForeignError, match="the spool of a server itself"):
+        Mirror(RelayAddress("http://127.0.0.1:9", TOKEN), server.directory.path)
+
+    assert sorted(path.name for path in server.directory.path.iterdir()) == before

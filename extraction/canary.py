@@ -283,7 +283,7 @@ class Canary:
         await budget.acquire(needed)
         try:
             async with flight.seat():
-                self._refuse_to_wait()
+                self._link.refuse_to_wait()  # others may be there: compare when the next part is done
                 dump = await self._requester.fetch(rid, self._plan.tokens[sample])
             self._found.add(sample, await self._use(sample, rid, dump, self._moved(sample)))
         except (*ASKING_FAILED, InterruptedRunError, RefusedError) as error:
@@ -293,11 +293,6 @@ class Canary:
         finally:
             budget.release(needed)
         return True
-
-    def _refuse_to_wait(self) -> None:
-        """Compare when the next part is done, if the server is not there now: others may be."""
-        if not self._link.up.is_set():
-            raise ServerAwayError(f"{self._link.url} is away")
 
     async def _ask(self, sample: int, *, alone: bool) -> tuple[RequestId, Dump]:
         tokens = self._plan.tokens[sample]

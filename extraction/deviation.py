@@ -40,7 +40,16 @@ SEVERAL = 2
 """Samples whose median row must be beyond the threshold: one could be odd by itself."""
 ROWS_AT_ONCE = 128
 """Rows compared in one numpy pass: bounds the temporary memory."""
-_SEVERITY: tuple[CanaryVerdict, ...] = ("not-compared", "same", "rows", "one-sample", "wrong")
+VERDICTS: tuple[CanaryVerdict, ...] = (
+    "off",
+    "isolated",
+    "not-compared",
+    "same",
+    "rows",
+    "one-sample",
+    "wrong",
+)
+"""A canary's, the worst last."""
 
 
 def row_differences(
@@ -129,7 +138,7 @@ class Deviations:
     def record(self, samples: Sequence[int], rows: int, checks: int) -> CanaryRecord:
         """Sum up for the run's record."""
         slots = self.slots()
-        worst = max((one.verdict for one in slots), key=_SEVERITY.index, default="not-compared")
+        worst = max((one.verdict for one in slots), key=VERDICTS.index, default="not-compared")
         return CanaryRecord(
             verdict=worst, samples=tuple(samples), rows=rows, checks=checks, slots=slots
         )

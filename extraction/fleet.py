@@ -12,6 +12,7 @@ import math
 from typing import TYPE_CHECKING, Self
 
 from extraction.admission import Admission
+from extraction.deviation import VERDICTS
 from extraction.lane import Lane, Setting, open_lane
 from extraction.member import MAX_PAUSE_SECONDS, PAUSE_SECONDS, Member, unless
 from hsstore.errors import HsstoreError, InputError, InterruptedRunError, RefusedError
@@ -29,8 +30,6 @@ log = logging.getLogger(__name__)
 
 FILE_SECONDS = 2.0
 """Between two looks at the servers file."""
-WORSE = ("off", "isolated", "not-compared", "same", "rows", "one-sample", "wrong")
-"""A canary's verdicts, the worst last."""
 NO_CANARY = CanaryRecord(verdict="off")
 
 
@@ -145,7 +144,7 @@ class Fleet:
     def canary(self) -> CanaryRecord:
         """What the canaries found: the worst of all servers."""
         found = [one.canary for one in (*self.members, *self._gone) if one.canary is not None]
-        return max(found, key=lambda one: WORSE.index(one.verdict), default=NO_CANARY)
+        return max(found, key=lambda one: VERDICTS.index(one.verdict), default=NO_CANARY)
 
     def is_replaced(self, lane: Lane) -> bool:
         """Whether this one is asked for nothing, and others are."""

@@ -185,6 +185,17 @@ def _cut(tokens: npt.NDArray[np.int32]) -> Iterator[npt.NDArray[np.int32]]:
         yield np.roll(tokens, -at * step)[:SPREAD_ROWS]
 
 
+def refuse_other_server(before: ServerInfo, now: ServerInfo) -> None:
+    """Refuse a server that was started again, if it has another model now.
+
+    Raises
+    ------
+    RefusedError
+    """
+    if now.capture_hash != before.capture_hash:
+        raise RefusedError("the server came back with another model; nothing of it was used")
+
+
 def refuse_other_golden(mine: npt.NDArray[np.generic], theirs: npt.NDArray[np.generic]) -> None:
     """Compare golden states, both (rows, slots, hidden), beyond what rounding explains.
 

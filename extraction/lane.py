@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,9 +24,10 @@ from extraction.handshake import (
     Handshake,
     model_of,
     refuse_other_golden,
+    refuse_other_server,
 )
 from extraction.salvage import salvage
-from extraction.server_link import ServerAwayError, ServerLink
+from extraction.server_link import ServerLink
 from extraction.server_wait import refuse_router, relay_warnings, wait_for_server
 from extraction.session import Session, open_session
 from extraction.spool import dump_bytes
@@ -93,16 +95,6 @@ class Lane:
                 await self.canary.before()
         except CanaryError as error:
             raise RefusedError(str(error)) from error
-
-    def refuse_to_wait(self) -> None:
-        """Ask elsewhere when the server has gone away since it was chosen.
-
-        Raises
-        ------
-        ServerAwayError
-        """
-        if not self.link.up.is_set():
-            raise ServerAwayError(f"{self.link.url} is away")
 
     def dump_bytes(self, rows: int) -> int:
         """Return the size of a dump of so many tokens."""
@@ -185,14 +177,13 @@ async def open_lane(
         relay_warnings(info)
         store.spec.refuse_other_model(model_of(info))
 
-        def same_server(now: ServerInfo) -> None:
-            if now.capture_hash != info.capture_hash:
-                raise RefusedError(
-                    "the server came back with another model; nothing of it was used"
-                )
-
         async with open_session(
-            options, address.spool, link, setting.run, store.spec.store, same_server
+            options,
+            address.spool,
+            link,
+            setting.run,
+            store.spec.store,
+            partial(refuse_other_server, info),
         ) as session:
             pending = (await asyncio.to_thread(store.completion)).pending
             found = await asyncio.to_thread(

@@ -284,7 +284,7 @@ class Pipeline:
         self.stages.enter("queue", rid)
         try:
             async with lane.flight.seat(alone=alone):
-                lane.refuse_to_wait()
+                lane.link.refuse_to_wait()
                 self.stages.leave("queue", rid)
                 lane.tokens_asked += tokens.size
                 with self.stages.at("request", rid):

@@ -13,6 +13,7 @@ import logging
 import os
 import uuid
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +25,13 @@ from extraction.block_sink import BlockSink
 from extraction.contact import first_contact
 from extraction.dataset import load_dataset, tokenizer_hash
 from extraction.fleet import Fleet
-from extraction.handshake import GOLDEN_ROWS, Handshake, model_of, norm_weight_of
+from extraction.handshake import (
+    GOLDEN_ROWS,
+    Handshake,
+    model_of,
+    norm_weight_of,
+    refuse_other_server,
+)
 from extraction.lane import Setting, link_to, spool_budget
 from extraction.pipeline import Pipeline
 from extraction.preflight import free_space, preflight
@@ -249,16 +256,15 @@ class Run:
         tokens = dataset.input_ids[: min(GOLDEN_ROWS, int(dataset.length[0]))]
         model, options = model_of(info), self._options
 
-        def same_server(now: ServerInfo) -> None:
-            if now.capture_hash != info.capture_hash:
-                raise RefusedError(
-                    "the server came back with another model; nothing of it was used"
-                )
-
         async with (
             link_to(address, options, self._access) as link,
             open_session(
-                options, address.spool, link, self.id, HANDSHAKE_STORE, same_server
+                options,
+                address.spool,
+                link,
+                self.id,
+                HANDSHAKE_STORE,
+                partial(refuse_other_server, info),
             ) as session,
         ):
             self._requester, self._hoped_for = session.requester, (address,)

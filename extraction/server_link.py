@@ -233,6 +233,16 @@ class ServerLink:
                 "command again"
             ) from error
 
+    def refuse_to_wait(self) -> None:
+        """Let the caller ask elsewhere, or later, when the server has gone away.
+
+        Raises
+        ------
+        ServerAwayError
+        """
+        if not self.up.is_set():
+            raise ServerAwayError(f"{self.url} is away")
+
     def park(self, error: ServerAwayError) -> None:
         """Send nothing more until the server answers again; one that aborts requests does so."""
         if not isinstance(error, RequestAbortedError):

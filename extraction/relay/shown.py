@@ -30,11 +30,11 @@ class Shown:
         read_json
             Asks for server.json; None: it is gone.
         """
-        self._local.limit(listing.room_bytes)
         if not listing.alive:
             self._announced = ""
             self._local.let_go()
             return
+        self._local.limit(listing.room_bytes)
         self._local.hold()
         if listing.info == self._announced:
             return

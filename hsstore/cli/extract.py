@@ -62,7 +62,10 @@ def extract(
     data: DataFiles = None,
     model: ModelDir = None,
     spool: Annotated[
-        Path | None, typer.Option(help="The server's spool [default: by the server's port].")
+        Path | None,
+        typer.Option(
+            help="The server's spool [default: by its port]; where a relay is named, its mirror here."
+        ),
     ] = None,
     api_key_file: ApiKeyFile = None,
     ca_cert: CaCert = None,

@@ -348,3 +348,8 @@ async def test_the_spool_of_a_server_itself_is_refused_and_left_as_it_is(
         Mirror(RelayAddress("http://127.0.0.1:9", TOKEN), server.directory.path)
 
     assert sorted(path.name for path in server.directory.path.iterdir()) == before
+
+
+async def test_a_relay_whose_server_is_not_there_yet_says_nothing_of_room(here: Path) -> None:
+    async with relay(here.with_name("no-server")) as url, mirror(url, here):
+        assert SpoolView(here).headroom_bytes() > 0

@@ -87,6 +87,16 @@ class CanaryError(RefusedError):
         super().__init__(message)
         self.good_committed = good_committed
 
+    def after_withdrawal(self, withdrawn: int, left: list[int]) -> CanaryError:
+        """Add how many samples are pending again, and which could not be made so."""
+        told = f"{self}. {withdrawn} samples committed since the last good check are pending again"
+        if left:
+            told += (
+                f"; {len(left)} more stay complete, and cannot be trusted, since other workers have their "
+                f"spans: {', '.join(map(str, left[:20]))}{', ...' if len(left) > 20 else ''}"
+            )
+        return CanaryError(told, self.good_committed)
+
 
 def canary_rows(pending_tokens: int) -> int:
     """Return the length of a prefix, in tokens.

@@ -368,9 +368,8 @@ class Pipeline:
         for open_block in self.open_blocks.values():
             await self._sink.discard(open_block)
         suspect = self._sink.committed_samples[error.good_committed :]
-        await self._sink.withdraw(suspect)
-        told = f"{len(suspect)} samples committed since the last good check are pending again"
-        raise CanaryError(f"{error}. {told}", error.good_committed) from error
+        left = await self._sink.withdraw(suspect)
+        raise error.after_withdrawal(len(suspect) - len(left), left) from error
 
     async def _close(self, *, after_error: bool) -> None:
         """Commit every open block as far as it is appended."""

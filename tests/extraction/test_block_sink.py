@@ -7,6 +7,7 @@ import asyncio
 import os
 import threading
 import time
+from array import array
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import pytest
 
 import extraction.block_order
 import extraction.pipeline
+from extraction import block_sink
 from extraction.block_sink import BlockSink, OpenBlock
 from extraction.error_group import first_of
 from extraction.spool import ClientInfo, RequestId, SpoolClient, SpoolServer
@@ -23,7 +25,8 @@ from hsstore.create import LayoutOptions
 from hsstore.errors import HsstoreError, InterruptedRunError, OutputError, RefusedError
 from hsstore.spec import FailureReason
 from hsstore.store import Store
-from hsstore.testing.stores import make_store
+from hsstore.testing.invariants import complete_samples
+from hsstore.testing.stores import commit_block, make_store
 from tests.extraction.fake_model import fake_info, fake_states
 from tests.extraction.fake_server import serve_fake
 from tests.extraction.mounts import MIB, fill, small_tmpfs
@@ -283,3 +286,27 @@ def test_an_output_error_is_told_before_what_followed_from_it() -> None:
     assert first_of(group, OutputError, HsstoreError) is full
     assert first_of(BaseExceptionGroup("", [gone, full]), OutputError, HsstoreError) is full
     assert isinstance(first_of(BaseExceptionGroup("", [KeyError("a bug")]), OutputError), KeyError)
+
+
+async def test_what_another_worker_holds_is_named_and_all_else_is_withdrawn(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_sink, "TAKE_SECONDS", 0.0)
+    opened = make_store(store, [4] * 20)
+    for block in range(opened.layout.blocks):
+        commit_block(opened, block, opened.layout.block(block).samples)
+    samples = array("q", complete_samples(opened))
+    span_0 = [sample for sample in samples if sample < opened.spec.layout.span_samples]
+    with (
+        Claims(opened, "other", worker="1/2") as others,
+        Claims(opened, "me", worker="0/2") as mine,
+    ):
+        others.take_place()
+        mine.take_place()
+        assert others.try_to_take(0)
+        sink = BlockSink(opened, mine, "me", 1)
+        left = await sink.withdraw(samples)
+        sink.close()
+
+    assert left == span_0
+    assert complete_samples(opened) == set(span_0)

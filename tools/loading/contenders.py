@@ -25,6 +25,7 @@ from hsstore.loaders import (
 )
 from hsstore.store import Store
 from tools.loading import trainers
+from tools.loading.limit import Copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -147,6 +148,7 @@ def _data_loader(dataset: Dataset[Eagle3Sample], setting: Setting) -> Epochs:
 CONTENDERS: dict[str, Contender] = {
     "hsstore": Contender(stream, "store.zarr/**/*"),
     "hsstore_none": Contender(uncompressed, "uncompressed.zarr/**/*", write_uncompressed),
+    "copy": Contender(Copy, "*.pt", rows=int),
     "hsstore_map": Contender(mapped, "store.zarr/**/*"),
     "pt": Contender(pt, "*.pt"),
     "specforge": Contender(

@@ -33,9 +33,15 @@ class Samples:
     """Where the samples lie."""
 
     directory: Path
-    count: int
+    rows: list[int]
+    """Tokens of each."""
     nbytes: int
     """Of all states, raw."""
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self.rows)
 
     @property
     def store(self) -> Path:
@@ -80,7 +86,7 @@ def write_samples(directory: Path, count: int, rows: int, hidden: int) -> Sample
     generator = np.random.default_rng(0)
     length = generator.integers(rows // 2, rows * 3 // 2, count).tolist()
     store = _create(directory / "store.zarr", length, hidden)
-    samples = Samples(directory, count, sum(length) * store.spec.geometry.row_bytes)
+    samples = Samples(directory, length, sum(length) * store.spec.geometry.row_bytes)
     with ThreadPoolExecutor(os.cpu_count()) as encoders:
         for index in range(store.layout.blocks):
             block = store.layout.block(index)

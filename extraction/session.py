@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from extraction.requester import Requester
 from extraction.server_wait import spool_errors
 from extraction.spool import ClientInfo, SpoolClient
 from extraction.spool_watch import SpoolWatch
+from hsstore.errors import InterruptedRunError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -25,7 +26,7 @@ ABORT_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What the pipeline works with."""
+    """What a handshake needs, and a lane is made of."""
 
     spool: SpoolClient
     requester: Requester
@@ -74,11 +75,17 @@ async def _hold(
     link: ServerLink, path: Path, client: ClientInfo, mirror_seconds: float
 ) -> AsyncIterator[SpoolClient]:
     """Hold a spool of this machine, or one that is mirrored here."""
-    with spool_errors():
-        mirror = await link.mirror(mirror_seconds)
-        if mirror is None:
-            with SpoolClient(path, client) as spool:
-                yield spool
-        else:
-            async with mirror.hold(client) as spool:
-                yield spool
+    async with AsyncExitStack() as stack:
+        with spool_errors():
+            try:
+                mirror = await link.mirror(mirror_seconds)
+                if mirror is None:
+                    spool = stack.enter_context(SpoolClient(path, client))
+                else:
+                    spool = await stack.enter_async_context(mirror.hold(client))
+            except OSError as error:  # of one server's spool: others may have theirs
+                raise InterruptedRunError(
+                    f"spool {path} cannot be used: {error}; run again when that is mended"
+                ) from error
+        with spool_errors():
+            yield spool

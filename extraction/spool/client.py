@@ -193,6 +193,8 @@ class SpoolClient(SpoolView):
             There is no such spool, or it is not ours.
         SpoolBusyError
             Another client holds it; the message says which run and process.
+        OSError
+            Its memory is full, most of all. It is not held then.
         """
         super().__init__(path)
         self._open: dict[RequestId, Dump] = {}
@@ -201,7 +203,11 @@ class SpoolClient(SpoolView):
             mode=self.directory.file_mode,
             holder={"run": client.run, "pid": os.getpid(), "host": socket.gethostname()},
         )
-        self.directory.write(path / CLIENT_JSON, client.to_json())
+        try:
+            self.directory.write(path / CLIENT_JSON, client.to_json())
+        except OSError:
+            self._lock_file.release()
+            raise
 
     def settled(self, rids: Collection[RequestId]) -> tuple[list[RequestId], list[RequestId]]:
         """Tell which of these requests have a finished dump, and which have a reason why not.

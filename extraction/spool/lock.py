@@ -37,6 +37,8 @@ class FileLock:
         ------
         SpoolBusyError
             Somebody holds it; the message quotes what the holder left.
+        OSError
+            There is no room for what the holder says. It is not held then.
         """
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
@@ -47,10 +49,15 @@ class FileLock:
             if time.monotonic() > deadline:
                 raise SpoolBusyError(f"{path} is held by another process: {read_holder(path)}")
             time.sleep(0.01)
-        os.fchmod(descriptor, mode)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(holder).encode(), 0)
-        return cls(path, descriptor)
+        lock = cls(path, descriptor)
+        try:
+            os.fchmod(descriptor, mode)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+        except OSError:
+            lock.release()
+            raise
+        return lock
 
     def release(self) -> None:
         """Remove the file and unlock it. May be called twice."""

@@ -182,7 +182,8 @@ def _look_at_store(path: Path, tell: Tell) -> dict[str, Any]:
         found["last_result"] = last.result or ""
         found["host"] = last.host
         if last.servers:
-            found["spool"], found["server"] = last.servers[0].spool, last.servers[0].url
+            one = next((one for one in last.servers if one.tokens), last.servers[0])
+            found["spool"], found["server"] = one.spool, one.url
         else:  # of an earlier version
             found["spool"] = str(last.options.get("spool") or "")
             found["server"] = str(last.options.get("server") or "")

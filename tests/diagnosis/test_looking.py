@@ -24,6 +24,8 @@ from extraction.diagnosis.processes import has_open, is_there, look_at_process, 
 from extraction.diagnosis.stacks import is_idle, parse_stacks, read_stacks
 from extraction.status import RunStatus, StatusPage
 from hsstore.liveness import Beat
+from hsstore.run_record import begin_record
+from hsstore.spec import ServerRecord
 from hsstore.testing.stores import make_store
 from tests.extraction.processes import wait_until
 
@@ -231,6 +233,23 @@ def test_a_store_is_looked_at_and_a_write_leaves_nothing(tmp_path: Path) -> None
     assert found["free_bytes"] > 0
     assert written == {} or "untried" in written
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_of_a_dead_run_the_server_is_looked_at_that_was_asked(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "s.zarr", [3])
+    servers = tuple(
+        ServerRecord(
+            url=f"http://{name}", spool=f"/{name}", instance=None, engine_version=None, flags={},
+            tokens=tokens, canary=None, message="",
+        )
+        for name, tokens in (("dropped", 0), ("asked", 9))
+    )  # fmt: skip
+    record = begin_record("r", "f" * 64, "sglang", {}).model_copy(update={"servers": servers})
+    store.record_run(record)
+
+    found = look_at_output(str(store.path), str)
+
+    assert (found["server"], found["spool"]) == ("http://asked", "/asked")
 
 
 @pytest.mark.parametrize("damage", ["{}", "not json", '{"zarr_format": 3, "node_type": "group"}'])

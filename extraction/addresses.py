@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -16,6 +16,11 @@ from hsstore.spec import Record
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 2.0
+"""Between two looks at a servers file."""
+
 
 class ServerAddress(Record):
     """Where one server is."""
@@ -27,6 +32,11 @@ class ServerAddress(Record):
     relay: str = ""
     """URL of the relay that the spool is behind; empty: it is on this machine."""
 
+    @property
+    def memory_host(self) -> str:
+        """Whose memory its server's dumps take: the relay's host; empty: this machine."""
+        return urlsplit(self.relay).hostname or ""
+
 
 def parse_address(option: str, text: str, spool: Path | None = None) -> ServerAddress:
     """Split URL=SPOOL, and fill in the default spool of a port.
@@ -37,6 +47,7 @@ def parse_address(option: str, text: str, spool: Path | None = None) -> ServerAd
         It is no URL, or has a password in it, or no port while no spool is named.
     """
     url, _, path = text.partition("=")
+    url = url.rstrip("/")
     if "@" in url:  # not shown: status, log and store would have it too
         raise InputError(
             f"{option}: no user or password in a URL, please: put an API key into HSSTORE_API_KEY "
@@ -120,19 +131,40 @@ def distinct(addresses: Iterable[ServerAddress]) -> tuple[ServerAddress, ...]:
     return tuple(by_url.values())
 
 
-@dataclass(frozen=True, slots=True)
 class Servers:
-    """Who is to be asked: those of the command line, and those of a file that may change."""
+    """Who is to be asked: those of the command line, and those of a file that may change.
 
-    named: tuple[ServerAddress, ...]
-    file: Path | None = None
+    Attributes
+    ----------
+    last : tuple of ServerAddress
+        What `read` returned last; before, those of the command line.
+    """
+
+    def __init__(self, named: tuple[ServerAddress, ...], file: Path | None = None) -> None:
+        self.file = file
+        self.last = self._named = named
+        self._was_good = False
+        self._said = ""
 
     def read(self) -> tuple[ServerAddress, ...]:
         """Return all that are wanted now, each once. Blocks.
+
+        What is wrong in a file that was good before is said once, and changes nothing.
 
         Raises
         ------
         InputError
             The file cannot be read, or two servers have one spool.
         """
-        return distinct((*self.named, *(read_servers_file(self.file) if self.file else ())))
+        try:
+            in_file = read_servers_file(self.file) if self.file else ()
+            self.last = distinct((*self._named, *in_file))
+        except InputError as error:
+            if not self._was_good:
+                raise
+            if str(error) != self._said:
+                log.warning("%s; nothing is changed", error)
+            self._said = str(error)
+        else:
+            self._was_good, self._said = True, ""
+        return self.last

@@ -37,6 +37,8 @@ class Admission:
 
     def __init__(self, limit_bytes: Callable[[], float]) -> None:
         self.lanes: list[Lane] = []
+        self.nobody_since_seconds: float | None = asyncio.get_running_loop().time()
+        """On the loop's clock; None while there are lanes."""
         self._limit_bytes = limit_bytes
         self._waiting: deque[_Waiting] = deque()
         self._moved = asyncio.Event()
@@ -47,12 +49,15 @@ class Admission:
         if lane not in self.lanes:
             lane.budget.on_release = self.look
             self.lanes.append(lane)
+            self.nobody_since_seconds = None
         self.look()
 
     def close(self, lane: Lane) -> None:
         """Give it no more."""
         if lane in self.lanes:
             self.lanes.remove(lane)
+            if not self.lanes:
+                self.nobody_since_seconds = asyncio.get_running_loop().time()
         self.look()
 
     async def wait_for_turn(self) -> None:

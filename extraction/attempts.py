@@ -10,6 +10,8 @@ from hsstore.plausible import Fault
 from hsstore.spec import FailureReason
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from extraction.requester import ServerBusyError
     from extraction.server_link import ServerAwayError
 
@@ -40,7 +42,9 @@ class Attempts:
     def __init__(self, allowed: int, *, skip_too_large: bool) -> None:
         self._left = allowed
         self._skip_too_large = skip_too_large
-        self._away_in_row = self._busy_in_row = self._busy_alone = 0
+        self._away_in_row = self._busy_in_row = 0
+        self._busy_alone: dict[Hashable, int] = {}
+        """In a row, by server."""
         self._pause_seconds = FIRST_PAUSE_SECONDS
 
     @property
@@ -62,11 +66,13 @@ class Attempts:
     def failed(self) -> None:
         """Take note of a request that failed for a reason of its own."""
         self._left -= 1
-        self._away_in_row = self._busy_in_row = self._busy_alone = 0
+        self._away_in_row = 0
+        self.elsewhere()
 
     def elsewhere(self) -> None:
         """Begin anew with another server: what the one before had no room for, this one may take."""
-        self._busy_in_row = self._busy_alone = 0
+        self._busy_in_row = 0
+        self._busy_alone.clear()
 
     def away(self, error: ServerAwayError) -> Fault:
         """Take note of a server that was not there, or of somebody who aborts our requests."""
@@ -75,15 +81,17 @@ class Attempts:
         if aborted and self._away_in_row == 1:
             self._pause_seconds = 0.0
         self._left -= self._away_in_row % AWAY_COSTS_AN_ATTEMPT == 0
-        self._busy_in_row = self._busy_alone = 0
+        self.elsewhere()
         often = aborted and self._away_in_row >= MANY_ABORTS
         return Fault(FailureReason.REFUSED, f"{error}{_WHO_ABORTS if often else ''}")
 
-    def busy(self, error: ServerBusyError, *, alone: bool) -> Fault:
+    def busy(self, error: ServerBusyError, server: Hashable, *, alone: bool) -> Fault:
         """Take note of a server without room for the capture.
 
         Parameters
         ----------
+        server : hashable
+            Which one: each is judged by its own answers.
         alone : bool
             Nothing else was in flight, and nothing of ours was in the spool.
 
@@ -93,8 +101,8 @@ class Attempts:
             It has no room for this request alone either.
         """
         self._busy_in_row += 1
-        self._busy_alone = self._busy_alone + 1 if alone else 0
-        if self._busy_alone < MAX_BUSY_ALONE:
+        self._busy_alone[server] = self._busy_alone.get(server, 0) + 1 if alone else 0
+        if self._busy_alone[server] < MAX_BUSY_ALONE:
             return Fault(FailureReason.REFUSED, str(error))
         if error.full and self._skip_too_large:
             self._left = 0

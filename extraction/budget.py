@@ -19,7 +19,7 @@ class ByteBudget:
         release some.
     """
 
-    def __init__(self, limit_bytes: int, relieve: Callable[[int], None] | None = None) -> None:
+    def __init__(self, limit_bytes: int, relieve: Callable[[int], object] | None = None) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self.relieve = relieve or (lambda _: None)

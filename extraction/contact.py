@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
+from extraction.addresses import LOOK_SECONDS
 from extraction.lane import link_to
 from extraction.server_wait import relay_warnings, wait_for_server
-from hsstore.errors import HsstoreError, InputError, InterruptedRunError, RefusedError
+from hsstore.errors import InputError, InterruptedRunError, RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,23 +21,24 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 2.0
-"""Between two looks at the servers file."""
+Failures: TypeAlias = "dict[ServerAddress, RefusedError | InterruptedRunError]"
+"""Why servers are not to be waited for, the last one last."""
 
 
 async def first_contact(
     servers: Servers,
     options: ExtractOptions,
     access: Access,
-    refused: dict[ServerAddress, RefusedError],
+    failed: Failures,
     check: Callable[[ServerInfo], None],
 ) -> tuple[ServerAddress, ServerInfo]:
     """Wait until a server that may be used has announced itself.
 
     Parameters
     ----------
-    refused : dict
-        Servers that are not to be asked; those that are found out here are added.
+    failed : dict
+        Servers that are not to be waited for; those that are found out here are added, and those that
+        are named no more are taken out.
     check : callable
         Raises `RefusedError` for a server of another model.
 
@@ -47,83 +49,91 @@ async def first_contact(
     RefusedError, InterruptedRunError
         Of the last one that might have been used.
     """
-    waits: dict[ServerAddress, asyncio.Task[ServerInfo]] = {}
+    if not await asyncio.to_thread(servers.read):
+        raise InputError(f"{servers.file} names no server")
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + options.server_wait_seconds
+    waits = _Waits(options, access, failed, check)
     try:
         while True:
-            addresses = [
-                each for each in await asyncio.to_thread(servers.read) if each not in refused
-            ]
-            for address in addresses:
-                if address not in waits:
-                    one = _wait(address, options, access, check, healthy=len(addresses) > 1)
-                    waits[address] = asyncio.create_task(one)
-            if not addresses:
-                raise _last(list(refused.values()), "no server is named")
-            await asyncio.wait(
-                [waits[each] for each in addresses if not waits[each].done()],
-                timeout=LOOK_SECONDS if servers.file else None,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            found = _look(waits, addresses, refused)
-            if found is not None:
+            waits.follow(await asyncio.to_thread(servers.read))
+            if (found := waits.look()) is not None:
                 return found
+            if failed and not waits.running:
+                raise next(reversed(failed.values()))
+            if not waits.running and loop.time() >= deadline:
+                raise InterruptedRunError(f"{servers.file} names no server any more")
+            await waits.pause(LOOK_SECONDS if servers.file else None)
     finally:
-        for wait in waits.values():
-            wait.cancel()
-        await asyncio.gather(*waits.values(), return_exceptions=True)
+        await waits.end()
 
 
-async def _wait(
-    address: ServerAddress,
-    options: ExtractOptions,
-    access: Access,
-    check: Callable[[ServerInfo], None],
-    *,
-    healthy: bool,
-) -> ServerInfo:
-    """Wait for one server; where there are others, until it is healthy too."""
-    seconds = options.server_wait_seconds
-    log.info("server %s, spool %s: waiting up to %.0f s", address.url, address.spool, seconds)
-    async with link_to(address, options, access) as link:
-        info = await wait_for_server(link, address.spool, seconds)
-        if healthy:
-            async with link.patience(seconds):
-                await link.wait_until_healthy()
-    if options.dry_run:  # else they are said when its lane is opened
-        relay_warnings(info)
-    check(info)
-    return info
+class _Waits:
+    """Servers that are waited for side by side."""
 
+    def __init__(
+        self,
+        options: ExtractOptions,
+        access: Access,
+        failed: Failures,
+        check: Callable[[ServerInfo], None],
+    ) -> None:
+        self.running: dict[ServerAddress, asyncio.Task[ServerInfo]] = {}
+        self._options = options
+        self._access = access
+        self._failed = failed
+        self._check = check
+        self._tasks: list[asyncio.Task[ServerInfo]] = []
+        self._alone = False
 
-def _look(
-    waits: dict[ServerAddress, asyncio.Task[ServerInfo]],
-    addresses: list[ServerAddress],
-    refused: dict[ServerAddress, RefusedError],
-) -> tuple[ServerAddress, ServerInfo] | None:
-    """Return what has come; take note of who is not to be asked.
+    def follow(self, addresses: tuple[ServerAddress, ...]) -> None:
+        """Begin to wait for those that are new, and forget those that are named no more."""
+        self._alone = len(addresses) == 1
+        for gone in self._failed.keys() - {*addresses}:  # named again, it gets another chance
+            del self._failed[gone]
+        for gone in self.running.keys() - {*addresses}:
+            self.running.pop(gone).cancel()
+        for address in addresses:
+            if address not in self.running and address not in self._failed:
+                self.running[address] = asyncio.create_task(self._wait(address))
+                self._tasks.append(self.running[address])
 
-    Raises
-    ------
-    HsstoreError
-        Nobody is left.
-    """
-    late: list[HsstoreError] = []
-    for address in addresses:
-        if not waits[address].done():
-            continue
-        try:
-            return address, waits[address].result()
-        except RefusedError as error:
-            refused[address] = error
-            if len(addresses) > 1:
-                log.warning("server %s is not used: %s", address.url, error)
-        except InterruptedRunError as error:
-            late.append(error)
-    left = [one for one in addresses if one not in refused]
-    if len(late) == len(left):
-        raise _last([*refused.values(), *late], "")
-    return None
+    def look(self) -> tuple[ServerAddress, ServerInfo] | None:
+        """Return what has come; take note of who is not to be waited for."""
+        for address in [one for one, task in self.running.items() if task.done()]:
+            try:
+                return address, self.running.pop(address).result()
+            except (RefusedError, InterruptedRunError) as error:
+                self._failed[address] = error
+                if not self._alone:
+                    log.warning("server %s is not used: %s", address.url, error)
+        return None
 
+    async def pause(self, seconds: float | None) -> None:
+        """Wait until something has come, or for so long."""
+        if self.running:
+            await asyncio.wait(
+                self.running.values(), timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+            )
+        else:  # the file was emptied: somebody may be about to write it
+            await asyncio.sleep(seconds or 0.0)
 
-def _last(errors: list[HsstoreError], otherwise: str) -> HsstoreError:
-    return errors[-1] if errors else InputError(otherwise)
+    async def end(self) -> None:
+        """Wait for nobody any more."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _wait(self, address: ServerAddress) -> ServerInfo:
+        """Wait for one server; where there are others, until it is healthy too."""
+        seconds, healthy = self._options.server_wait_seconds, not self._alone
+        log.info("server %s, spool %s: waiting up to %.0f s", address.url, address.spool, seconds)
+        async with link_to(address, self._options, self._access) as link:
+            info = await wait_for_server(link, address.spool, seconds)
+            if healthy:
+                async with link.patience(seconds):
+                    await link.wait_until_healthy()
+        if self._options.dry_run:  # else they are said when its lane is opened
+            relay_warnings(info)
+        self._check(info)
+        return info

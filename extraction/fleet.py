@@ -9,17 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 from typing import TYPE_CHECKING, Self
 
+from extraction.addresses import LOOK_SECONDS
 from extraction.admission import Admission
 from extraction.deviation import VERDICTS
 from extraction.lane import Lane, Setting, open_lane
 from extraction.member import MAX_PAUSE_SECONDS, PAUSE_SECONDS, Member, unless
-from hsstore.errors import HsstoreError, InputError, InterruptedRunError, RefusedError
+from hsstore.errors import HsstoreError, InterruptedRunError, RefusedError
 from hsstore.spec import CanaryRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Mapping
     from typing import Any
 
     from extraction.addresses import ServerAddress, Servers
@@ -28,8 +30,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FILE_SECONDS = 2.0
-"""Between two looks at the servers file."""
 NO_CANARY = CanaryRecord(verdict="off")
 
 
@@ -40,42 +40,44 @@ class Fleet:
     ----------
     servers : Servers
         Who they are; the file among them is read again while the run goes on.
-    refused : dict
-        Those that are not to be asked, and why.
+    failed : dict
+        Why some have failed before; those that were refused are not to be asked.
 
     Attributes
     ----------
     on_join, on_leave : callable
         Called with a lane before the first sample is given to it, and after the last one.
+    on_ended : async callable
+        Called with a lane that is to go, when all that it was asked for has come.
     """
 
     def __init__(
-        self, setting: Setting, servers: Servers, refused: dict[ServerAddress, RefusedError]
+        self, setting: Setting, servers: Servers, failed: Mapping[ServerAddress, HsstoreError]
     ) -> None:
         self.admission = Admission(lambda: self.limit_bytes)
         self.members: list[Member] = []
         self._gone: list[Member] = []
         self.on_join: Callable[[Lane], None] = lambda _: None
         self.on_leave: Callable[[Lane], None] = lambda _: None
+        self.on_ended: Callable[[Lane], Coroutine[Any, Any, None]]
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Gets the error that ends the run; never a result."""
         self._setting = setting
         self._servers = servers
-        self._refused = refused
+        self._failed = failed
         self._opened: asyncio.Future[Lane] = asyncio.get_running_loop().create_future()
         self._joined = asyncio.Event()
         self._recorded = asyncio.Event()
-        self._nobody_since: float | None = asyncio.get_running_loop().time()
         self._last_error: HsstoreError = InterruptedRunError("no server is left")
         self._following: asyncio.Task[None] | None = None
         self._ending = False
-        self._openings = 0
 
     async def __aenter__(self) -> Self:
         self._update(await asyncio.to_thread(self._servers.read))
         for member in self.members:
-            if member.address in self._refused:
-                self._mark_dropped(member, self._refused[member.address])
+            error = self._failed.get(member.address)
+            if isinstance(error, RefusedError):
+                self._mark_dropped(member, error)
         if self._servers.file is not None:
             self._following = self._start(self._follow_file())
         return self
@@ -130,9 +132,17 @@ class Fleet:
 
     @property
     def limit_bytes(self) -> float:
-        """The largest dump that a server may hold; infinite while none is known."""
-        known = [member.lane for member in self.members if member.lane and member.counts]
-        return max((lane.budget.limit_bytes for lane in known), default=math.inf)
+        """The largest dump that a server may hold; infinite while that is not known.
+
+        One that has been away for as long as the user will wait is not counted on.
+        """
+        hoped = [member for member in self.members if member.counts]
+        there = [one for one in hoped if not self._waited_enough(one.away_since_seconds)]
+        return max((one.limit_bytes for one in there), default=math.inf)
+
+    def sharing_memory(self, lane: Lane) -> list[Lane]:
+        """Return a lane, and all others that are open and whose spools take the same memory."""
+        return [lane, *(one for one in self.lanes() if one.memory == lane.memory and one != lane)]
 
     @property
     def max_in_flight(self) -> int:
@@ -163,9 +173,8 @@ class Fleet:
         member = self._member(lane)
         if member is None or lane.link.up.is_set() or member.state != "up":
             return
-        member.state, member.message = "parked", str(error)
+        member.park(str(error))
         self.admission.close(lane)
-        self._count()
         member.stirred.set()
         if len(self.members) > 1:
             log.warning("server %s is parked: %s", lane.address.url, error)
@@ -187,7 +196,7 @@ class Fleet:
             self._drop(member, error)
             return
         member.lost = True
-        member.state, member.message = "parked", str(error)
+        member.park(str(error))
         self._retire(member, lane)
         log.warning("server %s is parked: %s", lane.address.url, error)
 
@@ -196,9 +205,10 @@ class Fleet:
     def _update(self, addresses: tuple[ServerAddress, ...]) -> None:
         """Add those that are new, and let go those that are there no more."""
         known = {member.address: member for member in self.members}
+        spools = {os.path.realpath(address.spool) for address in known}
         for address in addresses:
-            member = known.get(address)
-            if member is None:
+            # A spool that is named in another way first has to be left by whoever has it.
+            if address not in known and os.path.realpath(address.spool) not in spools:
                 member = Member(address)
                 self.members.append(member)
                 member.task = self._start(self._live(member))
@@ -216,21 +226,13 @@ class Fleet:
             self._send_away(member)
 
     async def _follow_file(self) -> None:
-        """Read the file again and again; what is wrong in it is said once, and changes nothing."""
-        said = ""
+        """Read the file again and again; end the run when nobody is named for too long."""
         while True:
-            await asyncio.sleep(FILE_SECONDS)
-            try:
-                addresses = await asyncio.to_thread(self._servers.read)
-            except InputError as error:
-                if str(error) != said:
-                    log.warning("%s; nothing is changed", error)
-                said = str(error)
-            else:
-                said = ""
-                self._update(addresses)
+            await asyncio.sleep(LOOK_SECONDS)
+            self._update(await asyncio.to_thread(self._servers.read))
             if self._over_due() and not any(member.counts for member in self.members):
-                self._fail(self._last_error)
+                nobody = InterruptedRunError(f"no server is left: {self._servers.file} names none")
+                self._fail(self._last_error if self.members else nobody)
 
     async def _live(self, member: Member) -> None:
         """Be the task of a member, until it is dropped or has left."""
@@ -253,24 +255,24 @@ class Fleet:
                 self._gone.append(member)
 
     async def _open_and_use(self, member: Member) -> None:
-        sharers = max(1, sum(one.counts for one in self.members))
-        before, self._openings = self._openings, self._openings + 1
-        async with open_lane(
-            self._setting, member.address, self.lanes, sharers=sharers, opened_before=before
-        ) as lane:
-            self._refuse_same_instance(lane)
-            member.enter(lane)
-            try:
-                if not self._opened.done():
-                    self._opened.set_result(lane)
-                await self._recorded.wait()
-                await lane.refuse_wrong_states()
-                await self._use(member, lane)
-            finally:
-                self.admission.close(lane)
-                if not self._ending:  # else it is shown as it was
-                    member.leave(lane)
-                self._count()
+        peers = [one.address for one in self.members if one.counts]
+        opening = open_lane(self._setting, member.address, peers, member.greet)
+        try:
+            async with opening as lane:
+                self._refuse_same_instance(lane)
+                member.enter(lane)
+                try:
+                    if not self._opened.done():
+                        self._opened.set_result(lane)
+                    await self._recorded.wait()
+                    await lane.refuse_wrong_states()
+                    await self._use(member, lane)
+                finally:
+                    self.admission.close(lane)
+                    if not self._ending:  # else it is shown as it was
+                        member.leave(lane)
+        finally:
+            member.requester = None
 
     def _refuse_same_instance(self, lane: Lane) -> None:
         for other in self.lanes():
@@ -288,7 +290,10 @@ class Fleet:
             if member.state == "parked" and not member.lost:
                 await self._revive(member, lane)
         while not lane.is_idle:
-            await self.admission.wait_for_change()
+            if not (lane.bound or lane.checks):
+                await self.on_ended(lane)
+            if not lane.is_idle:
+                await self.admission.wait_for_change()
 
     async def _revive(self, member: Member, lane: Lane) -> None:
         """Probe until it is there again, or is to go."""
@@ -313,16 +318,14 @@ class Fleet:
             return
         if len(self.members) > 1 or member.state == "parked":
             log.info("server %s is asked for samples", lane.address.url)
-        member.state, member.message = "up", ""
+        member.state, member.message, member.away_since_seconds = "up", "", None
         self.admission.open(lane)
         self._joined.set()
-        self._count()
 
     def _retire(self, member: Member, lane: Lane) -> None:
         self.admission.close(lane)
         self.on_leave(lane)
         member.stirred.set()
-        self._count()
 
     # --- who gives up -------------------------------------------------------------------------
 
@@ -357,6 +360,7 @@ class Fleet:
             return
         member.message = str(error)
         log.info("server %s is still waited for: %s", member.address.url, error)
+        self.admission.look()  # what fits its spool only may have waited for long enough
 
     def _has_others(self, member: Member) -> bool:
         others = any(one.counts for one in self.members if one is not member)
@@ -364,16 +368,15 @@ class Fleet:
 
     def _over_due(self) -> bool:
         """Whether no server could be asked for longer than the user will wait."""
-        if self._nobody_since is None:
+        if any(member.proves_itself for member in self.members):
             return False
-        now = asyncio.get_running_loop().time()
-        return now - self._nobody_since >= 0.9 * self._setting.options.server_wait_seconds
+        return self._waited_enough(self.admission.nobody_since_seconds)
 
-    def _count(self) -> None:
-        if self.admission.lanes:
-            self._nobody_since = None
-        elif self._nobody_since is None:
-            self._nobody_since = asyncio.get_running_loop().time()
+    def _waited_enough(self, since_seconds: float | None) -> bool:
+        if since_seconds is None:
+            return False
+        waited_seconds = asyncio.get_running_loop().time() - since_seconds
+        return waited_seconds >= 0.9 * self._setting.options.server_wait_seconds
 
     def _fail(self, error: BaseException) -> None:
         if not self.failure.done():

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from extraction.spool import RequestId
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from extraction.block_sink import OpenBlock
     from extraction.lane import Lane
-    from extraction.spool import RequestId
     from extraction.stages import StageTable
 
 
@@ -67,16 +68,21 @@ class Holdings:
         self._charges[sample][0].spool.give_back(rid)
         self.discharge(sample)
 
-    def relieve(self, lane: Lane, missing_bytes: int) -> None:
+    def relieve(self, lane: Lane, missing_bytes: int) -> int:
         """Free memory of a lane's spool: else a block that is larger could never be filled.
 
         Dumps of open blocks that are appended go first, oldest first: a SIGKILL now costs asking
         again for these samples, never more. Salvaged dumps go when nothing else can.
+
+        Returns
+        -------
+        int
+            Bytes that are still missing; 0 or less: none are.
         """
         for open_block in self._open_blocks.values():
             for sample in list(open_block.held):
                 if missing_bytes <= 0:
-                    return
+                    return missing_bytes
                 holder, nbytes = self._charges[sample]
                 if holder is lane:
                     missing_bytes -= nbytes
@@ -84,6 +90,21 @@ class Holdings:
         salvaged = [sample for sample, placed in self._salvaged.items() if placed.lane is lane]
         while missing_bytes > 0 and salvaged and not lane.bound:
             missing_bytes -= self._throw_away(salvaged.pop())
+        return missing_bytes
+
+    def blocks_of(self, lane: Lane) -> list[OpenBlock]:
+        """Return the open blocks that all of a lane's dumps are appended to; none before they are."""
+        samples = {sample for sample, (holder, _) in self._charges.items() if holder is lane}
+        blocks = [one for one in self._open_blocks.values() if not samples.isdisjoint(one.held)]
+        return blocks if samples <= {sample for one in blocks for sample in one.held} else []
+
+    def at_risk(self) -> list[int]:
+        """Return the samples that a kill now would have asked for again, in order."""
+        asked = map(RequestId.parse, self._stages.items("request"))
+        samples = {rid.sample for rid in asked if rid is not None}
+        for block in self._open_blocks.values():
+            samples |= block.appended - block.held.keys()
+        return sorted(samples)
 
     # --- dumps of dead runs -------------------------------------------------------------------
 

@@ -8,10 +8,11 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from itertools import count
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -31,11 +32,13 @@ from extraction.server_link import ServerLink
 from extraction.server_wait import refuse_router, relay_warnings, wait_for_server
 from extraction.session import Session, open_session
 from extraction.spool import dump_bytes
-from hsstore.errors import RefusedError
+from hsstore.errors import InterruptedRunError, RefusedError
 from hsstore.spec import CanaryRecord
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection
+    from collections.abc import AsyncIterator, Callable, Collection, Iterator
+
+    import numpy.typing as npt
 
     from extraction.access import Access
     from extraction.addresses import ServerAddress
@@ -44,6 +47,17 @@ if TYPE_CHECKING:
     from extraction.spool import RequestId, ServerInfo, SpoolClient, SpoolView
     from hsstore.create import Golden
     from hsstore.store import Store
+
+
+Memory: TypeAlias = "tuple[str, int]"
+"""Host and device of the file system that a spool is in: lanes of the same one share it."""
+
+
+class Promise(NamedTuple):
+    """What a lane may take of the memory behind its spool."""
+
+    memory: Memory
+    budget: ByteBudget
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +86,7 @@ class Lane:
     tokens_asked: int = 0
     dumps: int = 0
     """That came."""
+    memory: Memory = ("", 0)
 
     @property
     def has_seat(self) -> bool:
@@ -118,6 +133,10 @@ class Setting:
     """Told when a lane waits for its server, and when it shakes hands."""
     created_with: str = ""
     """URL of the server that the store was created with just now: it has proven itself."""
+    handshakes: Iterator[int] = field(default_factory=count)
+    """Numbers those of the run: no server captures an id twice."""
+    promises: list[Promise] = field(default_factory=list)
+    """Of the lanes that are open, or about to be."""
 
 
 def link_to(address: ServerAddress, options: ExtractOptions, access: Access) -> ServerLink:
@@ -127,50 +146,77 @@ def link_to(address: ServerAddress, options: ExtractOptions, access: Access) -> 
 
 
 def spool_budget(
-    spool: SpoolView, wanted_bytes: int | None, sharers: int, promised_bytes: int
+    spool: SpoolView,
+    wanted_bytes: int | None,
+    sharers: int,
+    *,
+    promised_bytes: int,
+    used_bytes: int = 0,
 ) -> int:
     """Return what may be used of a spool: at most what is free, or held by files that are ours.
 
     Parameters
     ----------
     wanted_bytes : int, optional
-        None: half of it, in equal parts for all servers, as they use the same memory.
+        None: half of the memory, in equal parts for all servers that share it.
     promised_bytes : int
         What others may still take.
+    used_bytes : int
+        What others have taken.
     """
     available = spool.headroom_bytes() + spool.scan().allocated_bytes
-    return max(0, min(wanted_bytes or available // 2 // sharers, available - promised_bytes))
+    wanted = wanted_bytes or (available + used_bytes) // 2 // sharers
+    return max(0, min(wanted, available - promised_bytes))
+
+
+@contextmanager
+def _promise(
+    setting: Setting, address: ServerAddress, spool: SpoolView, peers: Collection[ServerAddress]
+) -> Iterator[Promise]:
+    """Hold a part of the memory behind a spool, which nobody else is promised meanwhile."""
+    host = address.memory_host
+    memory = host, 0 if host else address.spool.stat().st_dev
+    others = [one.budget for one in setting.promises if one.memory == memory]
+    limit = spool_budget(
+        spool,
+        setting.options.spool_budget_bytes,
+        max(1, sum(one.memory_host == host for one in peers)),
+        promised_bytes=sum(max(0, one.limit_bytes - one.used_bytes) for one in others),
+        used_bytes=sum(one.used_bytes for one in others),
+    )
+    promise = Promise(memory, ByteBudget(limit))
+    setting.promises.append(promise)
+    try:
+        yield promise
+    finally:
+        setting.promises.remove(promise)
 
 
 @asynccontextmanager
 async def open_lane(
     setting: Setting,
     address: ServerAddress,
-    lanes: Callable[[], Collection[Lane]],
-    *,
-    sharers: int,
-    opened_before: int,
+    peers: Collection[ServerAddress],
+    greet: Callable[[Requester], object],
 ) -> AsyncIterator[Lane]:
     """Open a lane for a while; at the end nothing of this run is left in its spool.
 
     Parameters
     ----------
-    lanes : callable
-        Returns the others that are open.
-    sharers : int
-        Servers among which memory for spools is shared.
-    opened_before : int
-        Lanes that this run has opened: no server captures an id twice.
+    peers : collection of ServerAddress
+        All servers that the run hopes for: they share memory.
+    greet : callable
+        Called when the server is there, and proves itself from then on.
 
     Raises
     ------
     RefusedError
         It is no server for this store, or its spool is somebody else's.
     InterruptedRunError
-        It is not there, or breaks every request.
+        It is not there, breaks every request, or its spool has no room.
     """
     store, options = setting.store, setting.options
-    attempt = HANDSHAKE_ATTEMPTS * opened_before
+    attempt = HANDSHAKE_ATTEMPTS * next(setting.handshakes)
     async with link_to(address, options, setting.access) as link:
         setting.report("waiting for server")
         info = await wait_for_server(link, address.spool, options.server_wait_seconds)
@@ -189,25 +235,46 @@ async def open_lane(
             found = await asyncio.to_thread(
                 salvage, session.spool, setting.run, store.spec, pending
             )
-            promised = sum(one.budget.limit_bytes - one.budget.used_bytes for one in lanes())
-            limit = spool_budget(session.spool, options.spool_budget_bytes, sharers, promised)
-            budget = ByteBudget(limit)
-            for rid in found.values():
-                budget.take(dump_bytes(rid.rows, info))
-            golden = await _shake_hands(setting, session, link, info, attempt)
-            lane = Lane(
-                address=address,
-                info=info,
-                link=link,
-                spool=session.spool,
-                requester=session.requester,
-                budget=budget,
-                flight=FlightCap(options.max_in_flight),
-                golden=golden,
-                salvaged=found,
-            )
-            lane.canary = await asyncio.to_thread(_make_canary, setting, lane, sharers, attempt)
-            yield lane
+            await session.requester.wait_until_up()
+            with _promise(setting, address, session.spool, peers) as (memory, budget):
+                _want_room(budget, store.length[pending], info)
+                for rid in found.values():
+                    budget.take(dump_bytes(rid.rows, info))
+                setting.report("handshake")
+                greet(session.requester)
+                golden = await _shake_hands(setting, session, link, info, attempt)
+                lane = Lane(
+                    address=address,
+                    info=info,
+                    link=link,
+                    spool=session.spool,
+                    requester=session.requester,
+                    budget=budget,
+                    flight=FlightCap(options.max_in_flight),
+                    golden=golden,
+                    salvaged=found,
+                    memory=memory,
+                )
+                lane.canary = await asyncio.to_thread(
+                    _make_canary, setting, lane, len(peers), attempt
+                )
+                yield lane
+
+
+def _want_room(budget: ByteBudget, rows: npt.NDArray[np.int32], info: ServerInfo) -> None:
+    """Refuse, for now, a server that could never be asked for anything.
+
+    Raises
+    ------
+    InterruptedRunError
+    """
+    smallest = dump_bytes(int(rows.min()), info) if rows.size else 0
+    if budget.limit_bytes < smallest:
+        raise InterruptedRunError(
+            f"no room for its spool: it may take {budget.limit_bytes:,} bytes, and the smallest "
+            f"dump takes {smallest:,}. Other servers have the rest (--spool-budget-gb), or others "
+            "fill that memory (df, ls -l)"
+        )
 
 
 async def _shake_hands(
@@ -220,8 +287,6 @@ async def _shake_hands(
         tokens = (await asyncio.to_thread(store.input_ids, 0))[:GOLDEN_ROWS]
     else:
         tokens = np.array(prefix, dtype=np.int32)
-    await session.requester.wait_until_up()
-    setting.report("handshake")
     hand = Handshake(
         session.requester,
         session.spool,
@@ -240,7 +305,7 @@ async def _shake_hands(
     return golden
 
 
-def _make_canary(setting: Setting, lane: Lane, sharers: int, attempt: int) -> Canary | CanaryRecord:
+def _make_canary(setting: Setting, lane: Lane, servers: int, attempt: int) -> Canary | CanaryRecord:
     """Return the canary, or why there is none. Blocks: it reads tokens."""
     store, options = setting.store, setting.options
     if lane.info.isolated or not options.canary:
@@ -250,7 +315,8 @@ def _make_canary(setting: Setting, lane: Lane, sharers: int, attempt: int) -> Ca
         store,
         store.completion().pending,
         min(
-            options.memory_bytes // MEMORY_SHARE // sharers, budget.limit_bytes - budget.used_bytes
+            options.memory_bytes // MEMORY_SHARE // max(1, servers),
+            budget.limit_bytes - budget.used_bytes,
         ),
         max_in_flight=options.max_in_flight,
         pause_seconds=options.canary_pause_seconds,

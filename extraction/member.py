@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TYPE_CHECKING
 
 from extraction.canary import Canary
-from extraction.status import ServerPhase, ServerState
+from extraction.status import SHOWN_CHARACTERS, ServerPhase, ServerState
 from hsstore.spec import CanaryRecord, ServerRecord
 
 if TYPE_CHECKING:
@@ -15,12 +16,11 @@ if TYPE_CHECKING:
 
     from extraction.addresses import ServerAddress
     from extraction.lane import Lane
+    from extraction.requester import Requester
     from extraction.spool import ServerInfo
 
 PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 30.0
 """Before a server is asked again that is healthy and has brought nothing since the last time."""
-SHOWN_CHARACTERS = 300
-"""Of a message, on the status page."""
 
 
 class Member:
@@ -40,6 +40,12 @@ class Member:
         """Samples were given to its lane."""
         self.lost = False
         """Its lane has to be opened anew."""
+        self.limit_bytes = math.inf
+        """The largest dump that its spool may hold; infinite before it is known."""
+        self.away_since_seconds: float | None = asyncio.get_running_loop().time()
+        """On the loop's clock; None while it is asked."""
+        self.requester: Requester | None = None
+        """Of a server that is there, until its lane is closed."""
         self._vain = 0
         """Times in a row that it came back and brought nothing."""
         self._dumps_before = 0
@@ -47,16 +53,32 @@ class Member:
         self._info: ServerInfo | None = None
         self._canary: Canary | CanaryRecord | None = None
 
+    def greet(self, requester: Requester) -> None:
+        """Take note that it is there, and has to prove itself."""
+        self.requester = requester
+
+    @property
+    def proves_itself(self) -> bool:
+        """Whether it is there, and is asked for no sample yet."""
+        return self.requester is not None and not self.joined
+
     def enter(self, lane: Lane) -> None:
         """Have its lane open."""
         self.lane, self.joined, self.lost = lane, False, False
         self._dumps_before = 0
+        self.limit_bytes = lane.budget.limit_bytes
         self._info, self._canary = lane.info, lane.canary
 
     def leave(self, lane: Lane) -> None:
         """Have it closed."""
-        self.lane = None
+        self.lane, self.joined = None, False
         self._tokens_before += lane.tokens_asked
+
+    def park(self, why: str) -> None:
+        """Take note that it went away."""
+        self.state, self.message = "parked", why
+        if self.away_since_seconds is None:
+            self.away_since_seconds = asyncio.get_running_loop().time()
 
     def pause_seconds(self, lane: Lane) -> float:
         """Return how long to leave it alone, now that it is back; longer if it has brought nothing."""
@@ -95,12 +117,13 @@ class Member:
 
     def show(self) -> ServerState:
         """Describe it for the status page."""
-        lane = self.lane
+        lane, requester = self.lane, self.requester
+        asked = requester.in_flight if requester else 0
         return ServerState(
             url=self.address.url,
             spool=str(self.address.spool),
             state=self.state,
-            in_flight=lane.in_flight if lane else 0,
+            in_flight=lane.in_flight if lane else asked,
             in_flight_cap=lane.flight.cap if lane else 0,
             tokens=self.tokens,
             message=self.message[:SHOWN_CHARACTERS],

@@ -75,8 +75,9 @@ class Pipeline:
         self.stages = StageTable()
         self._memory_budget = ByteBudget(options.memory_bytes)
         self.open_blocks: dict[int, OpenBlock] = {}
-        self._holdings = Holdings(len(store), self.open_blocks, self.stages)
-        fleet.on_join, fleet.on_leave = self._welcome, self._holdings.forget
+        self.holdings = Holdings(len(store), self.open_blocks, self.stages)
+        fleet.on_join, fleet.on_leave = self._welcome, self.holdings.forget
+        fleet.on_ended = self._release
         self._sent = 0
         self._closed = asyncio.Event()
         allowed = math.ceil(options.max_failures * len(store))
@@ -120,15 +121,12 @@ class Pipeline:
         lane.tokens_before = self.tokens_appended
         if isinstance(lane.canary, Canary):
             lane.canary.good_committed = self._sink.committed
-        self.work.prefer(self._holdings.adopt(lane))
+        self.work.prefer(self.holdings.adopt(lane))
 
-    def at_risk(self) -> list[int]:
-        """Return the samples that a kill now would have asked for again, in order."""
-        asked = map(RequestId.parse, self.stages.items("request"))
-        samples = {rid.sample for rid in asked if rid is not None}
-        for block in self.open_blocks.values():
-            samples |= block.appended - block.held.keys()
-        return sorted(samples)
+    async def _release(self, lane: Lane) -> None:
+        """Commit what the dumps of a server are in, full or not: else it could not leave."""
+        for open_block in self.holdings.blocks_of(lane):
+            await self._commit(open_block)
 
     # --- dispatch -----------------------------------------------------------------------------
 
@@ -140,9 +138,9 @@ class Pipeline:
             self.open_blocks[open_block.block.index] = open_block
             for sample in found[1]:
                 await self._admit(sample)
-                salvaged = self._holdings.begin(sample)
+                salvaged = self.holdings.begin(sample)
                 self._group.create_task(self._extract(open_block, sample, salvaged))
-        self._holdings.forget()  # of samples that another worker has done
+        self.holdings.forget()  # of samples that another worker has done
 
     def _open(self, block_index: int, samples: list[int]) -> OpenBlock:
         tokens = self._store.input_ids_of(samples)
@@ -173,7 +171,7 @@ class Pipeline:
                 await self._commit(open_block)
 
     async def _admit(self, sample: int) -> None:
-        if not self._holdings.is_salvaged(sample):
+        if not self.holdings.is_salvaged(sample):
             with self.stages.at("admit", f"sample {sample}"):
                 await self.fleet.admission.wait_for_turn()
 
@@ -198,7 +196,7 @@ class Pipeline:
         if fault is not None:
             if salvaged is not None:
                 salvaged.lane.spool.discard(salvaged.rid)
-            self._holdings.discharge(sample)
+            self.holdings.discharge(sample)
             self._give_up(open_block, sample, fault)
         if not open_block.waiting:
             await self._commit(open_block)
@@ -210,8 +208,7 @@ class Pipeline:
         self, open_block: OpenBlock, sample: int, salvaged: Placed | None
     ) -> Fault | None:
         """Get one sample appended; return why not when its attempts are used up."""
-        options = self._options
-        tries = Attempts(options.max_attempts, skip_too_large=options.skip_too_large)
+        tries = Attempts(self._options.max_attempts, skip_too_large=self._options.skip_too_large)
         placed = salvaged or await self._place(sample, again=False)
         while placed is not None:
             try:
@@ -225,7 +222,7 @@ class Pipeline:
             except ServerAwayError as error:
                 fault = tries.away(error)
                 self.fleet.park(placed.lane, error)
-            self._holdings.discharge(sample)
+            self.holdings.discharge(sample)
             if tries.over:
                 return fault
             self._note_retry(sample, fault)
@@ -243,17 +240,19 @@ class Pipeline:
             lane = await self.fleet.admission.place(nbytes, again=again)
         if lane is None:
             return None
-        self._holdings.charge(sample, lane, nbytes)
+        self.holdings.charge(sample, lane, nbytes)
         return Placed(lane, rid)
 
     def _make_room(self, lane: Lane, sample: int, tries: Attempts, error: ServerBusyError) -> Fault:
         """Answer a spool that is full whatever our budget says: others may use its memory too."""
-        alone = tries.alone and not lane.spool.scan().finished
+        alone, missing = tries.alone, self._dump_bytes(sample)
         lane.flight.busy(str(error))
-        self._holdings.relieve(lane, self._dump_bytes(sample))
-        lane.spool.trim_free(0)
+        for one in self.fleet.sharing_memory(lane):
+            alone = alone and not one.spool.scan().finished
+            missing = self.holdings.relieve(one, missing)
+            one.spool.trim_free(0)
         try:
-            return tries.busy(error, alone=alone)
+            return tries.busy(error, lane, alone=alone)
         except RefusedError as refusal:
             self.fleet.lose(lane, refusal)
             tries.elsewhere()
@@ -346,8 +345,8 @@ class Pipeline:
         self, lane: Lane, dump: Dump, tokens: npt.NDArray[np.int32], hasher: PayloadHasher
     ) -> Fault | None:
         spec = self._store.spec
-        salvaged = dump.rid.run != self._run  # of an earlier start of the server, as it may be
-        knows = None if salvaged else lane.requester.knows
+        salvaged = dump.rid.run != self._run
+        knows = None if salvaged else lane.requester.knows  # of an earlier start, as it may be
         return find_fault(dump, tokens, spec.store, spec.model, knows, hasher)
 
     def _new_rid(self, sample: int) -> RequestId:
@@ -361,7 +360,7 @@ class Pipeline:
         with self.stages.at("commit", f"block {open_block.block.index}"):
             await self._sink.commit(open_block)
         for sample in [s for s in open_block.held if s not in open_block.appended]:
-            self._holdings.give_back(open_block, sample)
+            self.holdings.give_back(open_block, sample)
 
     async def _forsake(self, error: CanaryError) -> NoReturn:
         """Commit nothing more, and take back what was committed since the last good check."""

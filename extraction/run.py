@@ -14,6 +14,7 @@ import os
 import uuid
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,11 +23,12 @@ import psutil
 from extraction.access import read_access
 from extraction.addresses import Servers
 from extraction.block_sink import BlockSink
-from extraction.contact import first_contact
+from extraction.contact import Failures, first_contact
 from extraction.dataset import load_dataset, tokenizer_hash
 from extraction.fleet import Fleet
 from extraction.handshake import (
     GOLDEN_ROWS,
+    HANDSHAKE_ATTEMPTS,
     Handshake,
     model_of,
     norm_weight_of,
@@ -40,6 +42,7 @@ from extraction.server_wait import refuse_router
 from extraction.session import open_session
 from extraction.shared_work import open_claims, open_work
 from extraction.spool import SpoolError, SpoolView
+from extraction.status import SHOWN_CHARACTERS, ServerState
 from hsstore.activity import tick
 from hsstore.codec import USUAL_RATIOS, usual_ratio
 from hsstore.create import LayoutOptions, create_store, layout_for
@@ -50,7 +53,6 @@ from hsstore.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     import numpy.typing as npt
 
@@ -88,23 +90,30 @@ class Run:
         self._options = options
         self._report = report
         self._servers = Servers(options.named_servers, options.servers_file)
-        self._refused: dict[ServerAddress, RefusedError] = {}
+        self._failed: Failures = {}
+        self._handshakes = count()
         self._created_with = ""
-        self._hoped_for = options.named_servers
-        self._requester: Requester | None = None
+        self._asked: tuple[ServerAddress, Requester] | None = None
+        """Who is asked before there is a store."""
 
     @property
-    def in_flight(self) -> int:
-        """Requests under way, those of the handshake and of the canary included."""
-        asked = self._requester.in_flight if self._requester else 0
-        return max(asked, sum(lane.in_flight for lane in self.fleet.lanes()) if self.fleet else 0)
+    def servers(self) -> tuple[ServerState, ...]:
+        """All servers, as the run sees them now."""
+        if self.fleet is not None:
+            return tuple(member.show() for member in self.fleet.members)
+        return tuple(map(self._show, self._servers.last))
 
-    @property
-    def spools(self) -> tuple[Path, ...]:
-        """Where the servers beat that the run may hope for."""
-        if self.fleet is None:
-            return tuple(address.spool for address in self._hoped_for)
-        return tuple(one.address.spool for one in self.fleet.members if one.counts)
+    def _show(self, address: ServerAddress) -> ServerState:
+        """Describe a server to which the run has no lane yet."""
+        error = self._failed.get(address)
+        asked, requester = self._asked or (None, None)
+        return ServerState(
+            url=address.url,
+            spool=str(address.spool),
+            state="dropped" if isinstance(error, RefusedError) else "waiting",
+            in_flight=requester.in_flight if requester and asked == address else 0,
+            message=str(error or "")[:SHOWN_CHARACTERS],
+        )
 
     async def execute(self) -> tuple[str, int]:
         """Do everything that is to do; return what to tell, and the exit code.
@@ -136,12 +145,18 @@ class Run:
         if options.dry_run:
             return None
         while store is None:
+            if dataset is None:
+                raise InputError("a new store needs data")
             try:
-                store = await self._create(address, dataset, info)
-            except RefusedError as error:
-                log.warning("server %s is not used: %s", address.url, error)
-                self._refused[address] = error
+                golden = await self._first_handshake(address, dataset, info)
+            except (RefusedError, InterruptedRunError) as error:
+                if len(self._servers.last) > 1:
+                    log.warning("server %s is not used: %s", address.url, error)
+                self._failed[address] = error
                 address, info = await self._first_contact(store)
+            else:
+                self._report(phase="creating the store")
+                store = await asyncio.to_thread(self._create, dataset, info, golden)
         dataset = None  # it may be large, and the store has all of it
         claims = await asyncio.to_thread(open_claims, store, self.id, options)
         try:
@@ -159,7 +174,7 @@ class Run:
                 store.spec.refuse_other_model(model)
 
         options = self._options
-        return await first_contact(self._servers, options, self._access, self._refused, check)
+        return await first_contact(self._servers, options, self._access, self._failed, check)
 
     # --- before the first request -------------------------------------------------------------
 
@@ -228,12 +243,16 @@ class Run:
     def _spool_budgets(self) -> list[int]:
         """Return the budget of each spool that is there, in bytes."""
         addresses = self._servers.read()
-        budgets: list[int] = []
+        budgets: list[tuple[str, int]] = []
         for address in addresses:
+            host, wanted = address.memory_host, self._options.spool_budget_bytes
+            sharers = sum(one.memory_host == host for one in addresses)
+            promised = sum(budget for other, budget in budgets if other == host)
             with suppress(SpoolError, OSError):  # its lane will say so
-                spool, wanted = SpoolView(address.spool), self._options.spool_budget_bytes
-                budgets.append(spool_budget(spool, wanted, len(addresses), sum(budgets)))
-        return budgets
+                spool = SpoolView(address.spool)
+                budget = spool_budget(spool, wanted, sharers, promised_bytes=promised)
+                budgets.append((host, budget))
+        return [budget for _, budget in budgets]
 
     def _usual_ratio(self, store: Store | None) -> float:
         if store is not None:
@@ -248,13 +267,13 @@ class Run:
 
     # --- creation -----------------------------------------------------------------------------
 
-    async def _create(
-        self, address: ServerAddress, dataset: TokenizedDataset | None, info: ServerInfo
-    ) -> Store:
-        if dataset is None:
-            raise InputError("a new store needs data")
+    async def _first_handshake(
+        self, address: ServerAddress, dataset: TokenizedDataset, info: ServerInfo
+    ) -> Golden:
+        """Have a server prove itself, and return the golden states of a new store."""
         tokens = dataset.input_ids[: min(GOLDEN_ROWS, int(dataset.length[0]))]
         model, options = model_of(info), self._options
+        attempt = HANDSHAKE_ATTEMPTS * next(self._handshakes)
 
         async with (
             link_to(address, options, self._access) as link,
@@ -267,7 +286,7 @@ class Run:
                 partial(refuse_other_server, info),
             ) as session,
         ):
-            self._requester, self._hoped_for = session.requester, (address,)
+            self._asked = address, session.requester
             self._report(phase="waiting for server")
             await session.requester.wait_until_up()
             self._report(phase="handshake")
@@ -275,15 +294,12 @@ class Run:
                 session.requester, session.spool, model, self.id, HANDSHAKE_STORE, len(dataset)
             )
             await refuse_router(link)
-            golden = await hand.golden(tokens, 0)
-            await hand.refuse_spread(dataset.input_ids[:SPREAD_TOKENS])
+            golden = await hand.golden(tokens, attempt)
+            await hand.refuse_spread(dataset.input_ids[:SPREAD_TOKENS], attempt)
         self._created_with = link.url
-        self._report(phase="creating the store")
-        return await asyncio.to_thread(self._create_in_thread, dataset, info, golden)
+        return golden
 
-    def _create_in_thread(
-        self, dataset: TokenizedDataset, info: ServerInfo, golden: Golden
-    ) -> Store:
+    def _create(self, dataset: TokenizedDataset, info: ServerInfo, golden: Golden) -> Store:
         model_dir = self._options.model
         return create_store(
             self._options.store,
@@ -302,10 +318,16 @@ class Run:
         await asyncio.to_thread(work.prepare)
         sink = self.sink = BlockSink(store, claims, self.id, len(os.sched_getaffinity(0)))
         setting = Setting(
-            store, self._options, self.id, self._access, self._say_phase, self._created_with
+            store,
+            self._options,
+            self.id,
+            self._access,
+            self._say_phase,
+            self._created_with,
+            self._handshakes,
         )
         try:
-            async with Fleet(setting, self._servers, self._refused) as fleet:
+            async with Fleet(setting, self._servers, self._failed) as fleet:
                 self.fleet = fleet
                 first = await fleet.first()
                 record = begin_record(self.id, first.info, self._options, fleet.records())

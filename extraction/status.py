@@ -31,6 +31,10 @@ MESSAGE_CHARACTERS = 8000
 """Of a longer message only the beginning is kept; even escaped it fits the page."""
 DETAIL_CHARACTERS = 500
 """Likewise of a line: a detail of a stage, an error, a piece of evidence."""
+SHOWN_CHARACTERS = 300
+"""Likewise of why a server is not asked."""
+SHOWN_SERVERS = 100
+"""Of more servers, where the page has no room for all."""
 PREFIX, STATUS_SUFFIX, WATCH_SUFFIX, STACKS_SUFFIX = "run-", ".status", ".watch", ".stacks"
 KEPT_DEAD_RUNS = 8
 AT_RISK_SAMPLES = 1000
@@ -87,6 +91,11 @@ class ServerState(Record):
     message: str = ""
     """Why it is not asked, where it is not."""
 
+    @property
+    def hoped_for(self) -> bool:
+        """Whether the run asks it, or waits for it."""
+        return self.state in {"waiting", "up", "parked"}
+
 
 class RunStatus(Record):
     """One state of a run. Bytes are raw (uncompressed) unless the name says otherwise."""
@@ -103,9 +112,9 @@ class RunStatus(Record):
     """The same without symbolic links, once the worker has followed them."""
     spool: str = ""
     server: str = ""
-    """Its URL; of several servers that of the first one."""
+    """Its URL; of several servers that of the first one that the run asks or waits for."""
     servers: tuple[ServerState, ...] = ()
-    """All of them, once the run has begun to ask them."""
+    """All of them, as the run sees them now."""
     host: str = ""
     boot_id: str = ""
     pid_namespace: str = ""
@@ -341,5 +350,12 @@ def _body(status: RunStatus) -> bytes:
     body = status.model_dump_json().encode()
     if len(body) <= CAPACITY_BYTES:
         return body
-    shorter = {"message": status.message[:MESSAGE_CHARACTERS], "stages": (), "last_errors": ()}
+    shorter = {
+        "message": status.message[:MESSAGE_CHARACTERS],
+        "stages": (),
+        "last_errors": (),
+        "servers": tuple(
+            one.model_copy(update={"message": ""}) for one in status.servers[:SHOWN_SERVERS]
+        ),
+    }
     return status.model_copy(update=shorter).model_dump_json().encode()

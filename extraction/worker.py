@@ -47,7 +47,7 @@ class Worker:
         self._options = options
         self._page = page
         self._run = Run(options, self._update)
-        self._pulse = Pulse(*self._run.spools)
+        self._pulse = Pulse()
         self._tokens, self._bytes = RateMeter(), RateMeter()
         self._errors = _LastErrors()
         self._status = _first_status(self._run.id, options)
@@ -107,7 +107,9 @@ class Worker:
         counters = self._counters()
         fleet = self._run.fleet
         busy = fleet.only_busy if fleet else ""
-        self._pulse.spools = self._run.spools
+        servers = self._run.servers
+        hoped = [one for one in servers if one.hoped_for]
+        self._pulse.spools = tuple(Path(one.spool) for one in hoped)
         self._pulse.look(
             tuple(counters.values()),
             computing_counts=self._status.phase in BEFORE_EXTRACTION,
@@ -122,8 +124,10 @@ class Worker:
             oldest_operation=oldest_quick_operation(),
             heartbeat_seconds=self._pulse.heartbeat_seconds,
             last_errors=tuple(self._errors.lines),
-            servers=tuple(member.show() for member in fleet.members) if fleet else (),
-            in_flight=self._run.in_flight,
+            servers=servers,
+            server=hoped[0].url if hoped else "",
+            spool=hoped[0].spool if hoped else "",
+            in_flight=sum(one.in_flight for one in servers),
             only_busy=busy,
             **self._load(),
         )
@@ -149,7 +153,7 @@ class Worker:
             return {}
         lanes = pipeline.fleet.lanes()
         return {
-            "at_risk": tuple(pipeline.at_risk()[:AT_RISK_SAMPLES]),
+            "at_risk": tuple(pipeline.holdings.at_risk()[:AT_RISK_SAMPLES]),
             "in_flight_cap": sum(lane.flight.cap for lane in lanes),
             "open_blocks": len(pipeline.open_blocks),
             "retries": pipeline.retries,

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 SAMPLE_SECONDS: Final = 0.25
 """Between two looks at what should move."""
+NEEDS_A_SERVER: Final = ("waiting for server", "handshake", "extracting")
+"""Phases in which nothing moves without one."""
 _HOST: Final = os.uname().nodename
 _BOOT: Final = "/proc/sys/kernel/random/boot_id"
 
@@ -127,6 +129,7 @@ def status_evidence(status: RunStatus, *, held: bool) -> StatusEvidence:
         server=status.server,
         spool=status.spool,
         store_real=status.store_real,
+        unserved=not status.server and status.phase in NEEDS_A_SERVER,
     )
 
 
@@ -208,10 +211,9 @@ def _look_at_server(status: RunStatus | None, spool: SpoolEvidence | None) -> Se
 
 
 def _several(status: RunStatus | None) -> list[ServerState]:
-    """Return the servers that a run hopes for, if it was given more than one."""
-    if status is None or len(status.servers) < 2:
-        return []
-    return [one for one in status.servers if one.state in {"waiting", "up", "parked"}]
+    """Return the servers that a run hopes for, if there is more than one."""
+    hoped = [one for one in status.servers if one.hoped_for] if status else []
+    return hoped if len(hoped) > 1 else []
 
 
 def _one_server(state: ServerState, before: Heartbeat | None) -> OneServerEvidence:

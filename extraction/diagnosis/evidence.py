@@ -125,6 +125,8 @@ class StatusEvidence:
     """The store's path without symbolic links; empty where the run did not say it."""
     copied: bool = False
     """Not from its page but from its copy beside the store: no stages then, they pass too fast."""
+    unserved: bool = False
+    """It needs a server, and has none to ask or to wait for: all were refused, or taken out."""
 
     def stage(self, name: str) -> StageEvidence | None:
         """Return a stage by its name."""

@@ -38,7 +38,11 @@ def judge(evidence: Evidence, *, stalled_seconds: float) -> Diagnosis:
     """
     cases = [Case(one, stalled_seconds) for one in server_by_server(evidence)]
     case = Case(together(evidence), stalled_seconds)
-    found = next(found for rule in RULES if (found := _ask_of_each(rule, cases)) is not None)
+    found = next(
+        found
+        for rule in RULES
+        if (found := _ask_of_each(rule, [case] if rule in OF_THE_RUN else cases)) is not None
+    )
     return Diagnosis(
         verdict=found.verdict,
         summary=found.summary,
@@ -152,7 +156,7 @@ def _moving(case: Case) -> Finding | None:
     if case.stalled or case.page_stale:
         return None
     if case.phase == WAITS:
-        return _waiting(case)
+        return _no_server(case) or _waiting(case)
     age = case.progress_age_seconds
     return Finding(Verdict.HEALTHY, f"it made progress {age:.0f} s ago", "nothing to do")
 
@@ -222,6 +226,17 @@ def _waiting(case: Case) -> Finding:
         "nothing to do while it loads; the run goes on when the server is ready"
         if case.server_awaited or case.server_loading
         else "start the server; the run goes on when it is ready",
+    )
+
+
+def _no_server(case: Case) -> Finding | None:
+    if case.status is None or not case.status.unserved:
+        return None
+    return Finding(
+        Verdict.WAITING_FOR_SERVER,
+        "no server is left to ask: all were refused, or taken out of the servers file",
+        "name one in the servers file, or take one that is mended out of it and name it again; the "
+        "run waits for it (--server-wait), and nothing committed is lost when it ends",
     )
 
 
@@ -323,6 +338,12 @@ def _dump_missing(case: Case) -> Finding | None:
     )
 
 
+def _one_is_away(case: Case) -> Finding | None:
+    """Name a server that is away though others are there: what has no room there waits for it."""
+    queued = case.status.stage("queue") if case.status else None
+    return _server_away(case) if queued and queued.items else None
+
+
 def _inexplicable(case: Case) -> Finding:
     age = case.progress_age_seconds
     since = f"for {age:.0f} s" if age < math.inf else "that can be seen"
@@ -341,12 +362,16 @@ RULES: tuple[Callable[[Case], Finding | None], ...] = (
     _loop_stuck,
     _busy_before_the_first_request,
     _stage_stuck,
+    _no_server,
     _spool_full,
     _only_busy,
     _server_away,
     _dump_unread,
     _server_hung,
     _dump_missing,
+    _one_is_away,
     _inexplicable,
 )
 """The first that holds gives the verdict; the last always does."""
+OF_THE_RUN = (_dump_unread,)
+"""Asked of the run as a whole: which dumps it keeps is not known by server."""

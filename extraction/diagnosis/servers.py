@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from extraction.diagnosis.evidence import Evidence
+    from extraction.diagnosis.evidence import Evidence, StageEvidence, StatusEvidence
 
 
 def server_by_server(evidence: Evidence) -> Iterator[Evidence]:
@@ -19,9 +19,24 @@ def server_by_server(evidence: Evidence) -> Iterator[Evidence]:
         status = evidence.status
         if status is not None:
             status = replace(
-                status, in_flight=one.in_flight, server=one.server.url, spool=one.spool.path
+                status,
+                in_flight=one.in_flight,
+                server=one.server.url,
+                spool=one.spool.path,
+                stages=_stages_of_each(status),
             )
         yield replace(evidence, status=status, server=one.server, spool=one.spool, servers=())
+
+
+def _stages_of_each(status: StatusEvidence) -> tuple[StageEvidence, ...]:
+    """Return the stages without what is true of all servers together only.
+
+    Whose requests are answered is not told: all of one server's are for certain where all are.
+    """
+    answered = status.stage("answered")
+    if answered is None or answered.items >= status.in_flight:
+        return status.stages
+    return tuple(one for one in status.stages if one is not answered)
 
 
 def together(evidence: Evidence) -> Evidence:

@@ -92,7 +92,7 @@ class RunReport(Record):
     server: str
     """Of several the first."""
     servers: tuple[ServerReport, ...] = ()
-    """All of them, once the run has begun to ask them."""
+    """All of them, as the run sees them."""
     heartbeat_age_seconds: float | None
     """Since the run saw the server's heartbeat advance."""
     progress_age_seconds: float

@@ -18,6 +18,7 @@ from tests.diagnosis.given import (
     check,
     dumps,
     names,
+    stage,
     status,
 )
 
@@ -84,6 +85,47 @@ CASES: list[Given] = [
         several(one("a", SPOOL, health="refused"), one("b", SPOOL, health="no answer")),
         Verdict.SERVER_HUNG,
         "http://b is asked for its health: no answer",
+    ),
+    (
+        "none is left",
+        replace(
+            QUIET,
+            status=status(unserved=True, stages=(stage("queue"),), in_flight=0),
+            spool=None,
+            server=None,
+        ),
+        Verdict.WAITING_FOR_SERVER,
+        "no server is left to ask",
+    ),
+    (
+        "what fits the spool of one only waits for it",
+        several(
+            AWAY,
+            one("b", SPOOL, in_flight=0),
+            evidence=replace(QUIET, status=status(stages=(stage("queue"),), in_flight=0)),
+        ),
+        Verdict.SERVER_DOWN,
+        "the spool /dev/shm/a is held by no server",
+    ),
+    (
+        "the dumps of one are unread, and those of the other are kept for their block",
+        several(
+            one("a", replace(SPOOL, finished=dumps(*range(40, 50)))),
+            one("b", replace(SPOOL, finished=dumps(50, 51))),
+            evidence=replace(QUIET, status=status(stages=(stage("give-back", items=10),))),
+        ),
+        Verdict.DUMP_UNREAD,
+        "2 finished dumps",
+    ),
+    (
+        "all of one are answered, and the other hangs",
+        several(
+            one("a", SPOOL),
+            one("b", STANDING),
+            evidence=replace(QUIET, status=status(stages=(stage("answered", items=4),))),
+        ),
+        Verdict.SERVER_HUNG,
+        "its heartbeat stands still",
     ),
 ]
 

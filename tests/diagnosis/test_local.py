@@ -11,11 +11,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from extraction.diagnosis.collect import collect_local, status_evidence
 from extraction.diagnosis.evidence import NOT_ASKED
 from extraction.diagnosis.judge import judge
 from extraction.spool import ClientInfo, SpoolClient, SpoolServer
-from extraction.status import RunStatus, StageState, StatusPage
+from extraction.status import RunStatus, ServerPhase, ServerState, StageState, StatusPage
 from hsstore.verdict import Verdict
 from tests.faults.fake import serving
 
@@ -98,6 +100,30 @@ def test_looking_and_judging_opens_nothing_but_proc_and_shared_memory_and_import
         or not (path.isdigit() or path.startswith(("/proc", "/dev/shm", "/sys/fs/cgroup")))
     ]
     assert elsewhere == []
+
+
+@pytest.mark.parametrize(
+    ("states", "seen", "unserved"),
+    [
+        (("waiting", "parked"), 2, False),
+        (("dropped", "up"), 0, False),  # one is hoped for: the page names it as the server
+        (("dropped", "leaving"), 0, True),
+    ],
+)
+def test_the_servers_that_a_run_hopes_for_are_looked_at(
+    tmp_path: Path, states: tuple[ServerPhase, ...], seen: int, *, unserved: bool
+) -> None:
+    servers = tuple(ServerState(url="http://s", spool="/none", state=state) for state in states)
+    url = "" if unserved else "http://s"
+    page = StatusPage.create(tmp_path / "pages", "/x")
+    page.write(RunStatus(run="r", phase="waiting for server", server=url, servers=servers))
+
+    evidence = collect_local(page.path, sample_seconds=0)
+    page.remove()
+
+    assert len(evidence.servers) == seen
+    assert evidence.status is not None
+    assert evidence.status.unserved is unserved
 
 
 def test_a_page_without_a_run_and_a_spool_that_is_gone_are_evidence_too(tmp_path: Path) -> None:

@@ -50,6 +50,23 @@ def test_what_is_wrong_in_it_is_told_by_line(tmp_path: Path, text: str, message:
     assert "secret" not in str(caught.value)
 
 
+def test_what_is_wrong_in_a_file_that_was_good_changes_nothing_and_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "servers.txt"
+    file.write_text(f"{A}/=/s\n")
+    servers = Servers((), file)
+    good = servers.read()
+    file.write_text("htt")
+
+    assert good == (ServerAddress(url=A, spool=Path("/s")),)
+    assert (servers.read(), servers.read()) == (good, good)
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].endswith(
+        "line 1 htt: not a URL such as http://127.0.0.1:30000; nothing is changed"
+    )
+
+
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"--servers-file .*No such file"):
         Servers((), tmp_path / "none").read()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+import extraction.contact
 import extraction.fleet
 from extraction.addresses import ServerAddress
 from hsstore.store import Store
@@ -31,7 +32,8 @@ PATIENCE_SECONDS = 60.0
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at servers files often."""
-    monkeypatch.setattr(extraction.fleet, "FILE_SECONDS", 0.1)
+    monkeypatch.setattr(extraction.fleet, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(extraction.contact, "LOOK_SECONDS", 0.1)
 
 
 @asynccontextmanager
@@ -66,11 +68,22 @@ async def run_with_file(store: Path, file: Path, data: Path, **options: Any) -> 
     )
 
 
-def write(file: Path, *servers: FakeServer) -> Path:
+def write(file: Path, *servers: FakeServer | ServerAddress) -> Path:
     """Name servers in a file."""
-    lines = (f"{server.url}={server.spool.directory.path}  # one\n" for server in servers)
+    named = (one if isinstance(one, ServerAddress) else at(one) for one in servers)
+    lines = (f"{one.url}={one.spool}  # one\n" for one in named)
     file.write_text("# who shares the work\n\n" + "".join(lines))
     return file
+
+
+def absent(store: Path, name: str) -> ServerAddress:
+    """Return where no server is."""
+    return ServerAddress(url="http://127.0.0.1:1", spool=store.parent / name)
+
+
+def give(server: FakeServer, room_bytes: int) -> None:
+    """Leave a spool so much room and no more, whatever its memory has."""
+    (server.spool.directory.path / "limit").write_text(str(room_bytes))
 
 
 def asked(*servers: FakeServer) -> list[int]:
@@ -87,7 +100,7 @@ async def wait_until(condition: Callable[[], object]) -> None:
 
 def left_in(server: FakeServer) -> set[str]:
     """Return what lies in a spool beside what is the server's own."""
-    own = {"server.lock", "server.json", "heartbeat", "free"}
+    own = {"server.lock", "server.json", "heartbeat", "free", "limit"}
     return {path.name for path in server.spool.directory.path.iterdir()} - own
 
 

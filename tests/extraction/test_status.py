@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from extraction.status import RunStatus, StatusPage
+from extraction.status import RunStatus, ServerState, StatusPage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,6 +94,16 @@ def test_of_a_message_that_is_too_long_the_beginning_is_kept(
     assert status.samples == 5
     assert len(status.message) >= 1000
     assert message.startswith(status.message)
+
+
+def test_of_very_many_servers_the_page_has_what_fits(page: StatusPage) -> None:
+    one = ServerState(url="http://127.0.0.1:30000", spool="/dev/shm/s", message="reset " * 50)
+    page.write(RunStatus(run="r", servers=(one,) * 300))
+
+    found = page.read()
+
+    assert found is not None
+    assert set(found.servers) == {one.model_copy(update={"message": ""})}
 
 
 def test_pages_of_dead_runs_are_removed_when_a_new_one_starts(tmp_path: Path) -> None:

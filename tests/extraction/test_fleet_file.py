@@ -1,0 +1,168 @@
+"""What a servers file says while a run waits for its first server, and while it goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+import extraction.asking
+import extraction.contact
+import extraction.fleet
+from extraction.addresses import ServerAddress
+from hsstore.testing.stores import make_store
+from tests.extraction.fake_model import Fault
+from tests.extraction.processes import verify
+from tests.extraction.running import run_here
+from tests.extraction.test_fleet import (
+    SAMPLES,
+    absent,
+    asked,
+    at,
+    run,
+    run_with_file,
+    serve,
+    wait_until,
+    write,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at servers files often."""
+    monkeypatch.setattr(extraction.fleet, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(extraction.contact, "LOOK_SECONDS", 0.1)
+
+
+async def test_a_server_that_is_named_in_another_way_goes_on_under_its_new_name(
+    store: Path, data: Path
+) -> None:
+    async with serve(store, "a") as (a,):
+        a.hold, a.held = asyncio.Event(), set(range(20, SAMPLES))
+        file = write(store.parent / "servers.txt", a)
+        running = asyncio.create_task(run_with_file(store, file, data))
+        await a.wait_for_requests(20)
+        url = a.url.replace("127.0.0.1", "localhost")
+        write(file, at(a).model_copy(update={"url": url}))
+        await asyncio.sleep(0.5)
+        a.hold.set()
+        outcome = await running
+
+    assert outcome.code == 0, outcome.message
+    assert "is not used" not in outcome.log
+    assert [(one.url, one.state) for one in outcome.status.servers] == [(url, "up")]
+    verify(store, SAMPLES)
+
+
+async def test_the_file_may_change_in_any_way_before_the_first_server_is_there(
+    store: Path, data: Path
+) -> None:
+    async with serve(store, "a") as (a,):
+        file = write(store.parent / "servers.txt", absent(store, "x"))
+        running = asyncio.create_task(run_with_file(store, file, data))
+        for text in ("no such line\n", "", "# nobody\n"):
+            await asyncio.sleep(0.3)
+            file.write_text(text)
+        await asyncio.sleep(0.3)
+        assert not running.done()
+        write(file, a)
+        outcome = await running
+
+    assert outcome.code == 0, outcome.message
+    assert outcome.log.count("no such line: not a URL") == 1
+
+
+async def test_a_file_that_names_nobody_at_the_start_is_told_at_once(
+    store: Path, data: Path
+) -> None:
+    outcome = await run_with_file(store, write(store.parent / "servers.txt"), data)
+
+    assert outcome.code == 2
+    assert "servers.txt names no server" in outcome.message
+
+
+async def test_servers_that_are_not_there_are_shown_from_the_first_contact_on(
+    store: Path, data: Path
+) -> None:
+    one, two = absent(store, "x"), ServerAddress(url="http://127.0.0.1:2", spool=store.parent / "y")
+    file = write(store.parent / "servers.txt", one, two)
+    outcome = await run_with_file(store, file, data, server_wait_seconds=0.5)
+
+    assert outcome.code == 75
+    assert [(each.url, each.state) for each in outcome.status.servers] == [
+        (one.url, "waiting"),
+        (two.url, "waiting"),
+    ]
+    assert (outcome.status.server, outcome.status.spool) == (one.url, str(one.spool))
+
+
+async def test_another_server_makes_the_store_where_the_first_one_breaks_its_handshake(
+    store: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extraction.asking, "PAUSES_SECONDS", (0.0, 0.0))
+    async with serve(store, "a", "b") as (a, b):
+        a.always = {SAMPLES: Fault.RESET}
+        outcome = await run(store, [a, b], data)
+
+    assert outcome.code == 0, outcome.message
+    assert f"server {a.url} is not used: handshake: no dump in 2 attempts" in outcome.log
+    assert asked(b) == list(range(SAMPLES))
+
+
+async def test_a_store_that_somebody_else_makes_meanwhile_is_no_fault_of_a_server(
+    store: Path, data: Path
+) -> None:
+    async with serve(store, "a", "b") as (a, b):
+        a.hold, a.held = asyncio.Event(), {SAMPLES}
+        running = asyncio.create_task(run(store, [a, b], data))
+        await wait_until(lambda: a.most_at_once)
+        make_store(store, [3, 9])
+        a.hold.set()
+        outcome = await running
+
+    assert outcome.code == 3, outcome.message
+    assert "is not used" not in outcome.log
+    assert b.most_at_once == 0
+
+
+async def test_a_server_whose_spool_cannot_be_written_joins_when_it_can(
+    store: Path, data: Path
+) -> None:
+    async with serve(store, "a", "b") as (a, b):
+        in_the_way = b.spool.directory.path / "client.json"
+        in_the_way.mkdir()
+        a.hold, a.held = asyncio.Event(), set(range(20, SAMPLES))
+        running = asyncio.create_task(run(store, [a, b], data, max_in_flight=2))
+        await a.wait_for_requests(20)
+        in_the_way.rmdir()
+        await b.wait_for_requests(5)
+        a.hold.set()
+        outcome = await running
+
+    assert outcome.code == 0, outcome.message
+    assert f"server {b.url} is still waited for: spool {at(b).spool} cannot be used" in outcome.log
+    assert asked(a, b) == list(range(SAMPLES))
+
+
+async def test_one_that_takes_long_to_prove_itself_is_not_given_up_for_one_that_is_absent(
+    store: Path, data: Path
+) -> None:
+    async with serve(store, "a") as (a,):
+        await run(store, [a], data)
+        for chunk in (store / "complete").glob("c.*"):
+            chunk.unlink()
+        a.requests.clear()
+        a.batching_seconds, x = 1.2, absent(store, "x")
+        running = asyncio.create_task(
+            run_here(store, a.url, at(a).spool, more_servers=(x,), server_wait_seconds=1.0)
+        )
+        await a.wait_for_requests(1)
+        a.batching_seconds = 0.0
+        outcome = await running
+
+    assert outcome.code == 0, outcome.message
+    assert f"server {x.url} is still waited for" in outcome.log

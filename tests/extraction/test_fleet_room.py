@@ -1,0 +1,107 @@
+"""Servers whose spools share memory, and spools that hold unlike much."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import extraction.attempts
+from hsstore.store import Store
+from tests.extraction.fake_model import Fault, fake_info
+from tests.extraction.fake_server import serve_fake
+from tests.extraction.processes import verify
+from tests.extraction.test_fleet import SAMPLES, give, run, serve, wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+async def test_servers_that_open_side_by_side_are_not_promised_the_same_memory(
+    store: Path, data: Path
+) -> None:
+    async with serve(store, "a", "b") as servers:
+        for server in servers:
+            give(server, 300_000)
+            server.batching_seconds = 0.02
+        outcome = await run(store, servers, data, spool_budget_bytes=200_000, max_in_flight=4)
+
+    assert outcome.code == 0, outcome.message
+    assert outcome.status.spool_budget_bytes <= 300_000
+    assert all(server.requests for server in servers)
+
+
+async def test_a_server_without_room_for_any_dump_waits_for_it(store: Path, data: Path) -> None:
+    async with serve(store, "a", "b") as (a, b):
+        give(b, 1000)
+        outcome = await run(store, [a, b], data, spool_budget_bytes=200_000)
+
+    assert outcome.code == 0, outcome.message
+    assert [one.state for one in outcome.status.servers] == ["up", "waiting"]
+    assert "no room for its spool: it may take" in outcome.status.servers[1].message
+
+
+async def test_what_fits_only_the_spool_of_one_that_is_loading_waits_for_it(
+    store: Path, data: Path
+) -> None:
+    async with (
+        serve(store, "small") as (small,),
+        serve(store, "large", announced=False) as (large,),
+    ):
+        give(small, 20_000)
+        running = asyncio.create_task(run(store, [small, large], data, spool_budget_bytes=200_000))
+        await small.wait_for_requests(5)
+        await asyncio.sleep(0.5)
+        large.spool.announce(fake_info(large.spool, large.url))
+        outcome = await running
+
+    assert outcome.code == 0, outcome.message
+    verify(store, SAMPLES)
+
+
+async def test_what_fits_only_the_spool_of_one_that_stays_away_is_left_pending(
+    store: Path, data: Path, tmp_path: Path
+) -> None:
+    """The spool of the other one lies elsewhere: its room is its own."""
+    async with serve(store, "large") as (large,), serve_fake(tmp_path / "s", SAMPLES) as small:
+        give(small, 20_000)
+        large.hold = asyncio.Event()
+        running = asyncio.create_task(
+            run(
+                store,
+                [large, small],
+                data,
+                max_in_flight=2,
+                server_wait_seconds=1.0,
+                spool_budget_bytes=200_000,
+            )
+        )
+        await large.wait_for_requests(2)
+        await small.wait_for_requests(2)
+        await large.leave()
+        outcome = await running
+
+    assert outcome.code == 3, outcome.message
+    assert "larger spools are gone" in outcome.message
+    completion = Store.open(store).completion()
+    assert completion.pending.any()
+    assert not completion.failed.any()
+
+
+async def test_a_server_is_full_of_what_another_holds_until_that_is_given_back(
+    store: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extraction.attempts, "MAX_PAUSE_SECONDS", 0.05)
+    one_block = {"shard_rows": 8192, "span_samples": SAMPLES}
+    async with serve(store, "full", "b") as (full, b):
+        full.always = dict.fromkeys(range(SAMPLES), Fault.FULL)
+        running = asyncio.create_task(run(store, [full, b], data, max_in_flight=2, **one_block))
+        await b.wait_for_requests(40)
+        await wait_until(lambda: not list(b.spool.directory.path.glob("*.safetensors")))
+        full.always = {}
+        outcome = await running
+
+    assert outcome.code == 0, outcome.message
+    assert f"server {full.url} is not used" not in outcome.log
+    verify(store, SAMPLES)

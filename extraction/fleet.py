@@ -256,9 +256,8 @@ class Fleet:
 
     async def _open_and_use(self, member: Member) -> None:
         peers = [one.address for one in self.members if one.counts]
-        opening = open_lane(self._setting, member.address, peers, member.greet)
         try:
-            async with opening as lane:
+            async with open_lane(self._setting, member.address, peers, member.greet) as lane:
                 self._refuse_same_instance(lane)
                 member.enter(lane)
                 try:
@@ -347,6 +346,7 @@ class Fleet:
     def _send_away(self, member: Member) -> None:
         """Have its lane closed, as soon as nothing of ours is left in its spool."""
         member.leaves.set()
+        self.admission.look()  # what had waited for it
         if member.lane is not None and member.joined:
             self._retire(member, member.lane)
         elif member.task is not None and member.task is not asyncio.current_task():

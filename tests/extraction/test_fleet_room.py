@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import pytest
 
 import extraction.attempts
 from hsstore.store import Store
@@ -14,8 +17,6 @@ from tests.extraction.test_fleet import SAMPLES, give, run, serve, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 
 async def test_servers_that_open_side_by_side_are_not_promised_the_same_memory(
@@ -42,8 +43,9 @@ async def test_a_server_without_room_for_any_dump_waits_for_it(store: Path, data
     assert "no room for its spool: it may take" in outcome.status.servers[1].message
 
 
-async def test_what_fits_only_the_spool_of_one_that_is_loading_waits_for_it(
-    store: Path, data: Path
+@pytest.mark.parametrize(("layers", "code"), [((0, 3), 0), ((1, 3), 3)], ids=["ours", "other"])
+async def test_what_fits_only_the_spool_of_one_that_is_loading_waits_until_it_is_known(
+    store: Path, data: Path, layers: tuple[int, ...], code: int
 ) -> None:
     async with (
         serve(store, "small") as (small,),
@@ -53,11 +55,12 @@ async def test_what_fits_only_the_spool_of_one_that_is_loading_waits_for_it(
         running = asyncio.create_task(run(store, [small, large], data, spool_budget_bytes=200_000))
         await small.wait_for_requests(5)
         await asyncio.sleep(0.5)
-        large.spool.announce(fake_info(large.spool, large.url))
+        assert not running.done()
+        large.spool.announce(replace(fake_info(large.spool, large.url), layers=layers))
         outcome = await running
 
-    assert outcome.code == 0, outcome.message
-    verify(store, SAMPLES)
+    assert outcome.code == code, outcome.message
+    assert not Store.open(store).completion().failed.any()
 
 
 async def test_what_fits_only_the_spool_of_one_that_stays_away_is_left_pending(

@@ -23,8 +23,8 @@ def salvage(
     """Sort out what dead runs left, and remove what cannot be used.
 
     A dump counts if it was made for this store by the same capture, and its sample is pending. The
-    client's lock, which is held, proves that the runs are dead. Names that are not of the protocol
-    are left alone.
+    client's lock, which is held, proves that the runs are dead. What this run itself left, when it
+    held the spool before, is removed. Names that are not of the protocol are left alone.
 
     Returns
     -------
@@ -35,9 +35,8 @@ def salvage(
     usable: dict[int, RequestId] = {}
     removed = 0
     for rid in [*scan.finished, *scan.partial, *scan.errors]:
-        if rid.run == run:
-            continue
-        if rid in scan.finished and rid.sample not in usable and _counts(spool, rid, spec, pending):
+        usable_here = rid.run != run and rid in scan.finished and rid.sample not in usable
+        if usable_here and _counts(spool, rid, spec, pending):
             usable[rid.sample] = rid
         else:
             spool.discard(rid)

@@ -54,7 +54,7 @@ class FileLock:
             os.fchmod(descriptor, mode)
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps(holder).encode(), 0)
-        except OSError:
+        except OSError:  # no room: who tries again must not find us in the way
             lock.release()
             raise
         return lock
@@ -63,8 +63,9 @@ class FileLock:
         """Remove the file and unlock it. May be called twice."""
         if self._descriptor < 0:
             return
-        with contextlib.suppress(FileNotFoundError):
-            self._path.unlink()
+        if _is_at(self._descriptor, self._path):  # else it is somebody else's by now
+            with contextlib.suppress(FileNotFoundError):
+                self._path.unlink()
         os.close(self._descriptor)
         self._descriptor = -1
 

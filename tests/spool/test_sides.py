@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import signal
 import subprocess
@@ -366,3 +368,21 @@ def test_a_closing_server_takes_its_unfinished_captures_along(
     assert not client.scan().partial
     assert not client.server_alive()
     assert client.heartbeat() is None
+
+
+@pytest.mark.parametrize("pages", [0, 1])
+def test_a_client_that_finds_no_room_to_register_leaves_no_lock_behind(
+    small_tmpfs: Path, pages: int
+) -> None:
+    path, client, full = small_tmpfs / "spool", ClientInfo("run", "store"), small_tmpfs / "full"
+    with SpoolServer(path):
+        with full.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while file.write(bytes(4096)):
+                pass
+        os.truncate(full, full.stat().st_size - pages * 4096)  # one: enough for client.lock
+
+        with pytest.raises(OSError, match="No space left"):
+            SpoolClient(path, client)
+
+        full.unlink()
+        SpoolClient(path, client).close()

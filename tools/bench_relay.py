@@ -19,7 +19,7 @@ from pathlib import Path
 
 from extraction.relay.download import Downloads
 from extraction.relay.local import LocalSpool
-from extraction.relay.protocol import RUN_HEADER
+from extraction.relay.protocol import SESSION_HEADER
 from extraction.relay.wire import RelayAddress, Wire
 from extraction.spool import RequestId, SpoolServer
 
@@ -68,7 +68,9 @@ def _curl(url: str, directory: Path, rids: list[RequestId], size_bytes: int) -> 
         part for rid in rids for part in (f"{url}/v1/dumps/{rid}", "-o", directory / str(rid))
     ]
     began = time.perf_counter()
-    subprocess.run(["curl", "-sS", "--fail", "-H", f"{RUN_HEADER}: {RUN}", *outputs], check=True)
+    subprocess.run(
+        ["curl", "-sS", "--fail", "-H", f"{SESSION_HEADER}: {RUN}", *outputs], check=True
+    )
     return len(rids) * size_bytes / (time.perf_counter() - began) / 1e9
 
 

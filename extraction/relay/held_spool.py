@@ -33,7 +33,7 @@ class HeldByOtherError(Exception):
 
 
 class NotHeldError(Exception):
-    """The run that asks does not hold the spool: its lease ran out, or the relay was restarted."""
+    """The session that asks does not hold the spool: it ran out, or the relay was restarted."""
 
 
 class _Client(SpoolClient):
@@ -43,8 +43,8 @@ class _Client(SpoolClient):
 
 
 class _Lease:
-    def __init__(self, client: ClientInfo, host: str, spool: _Client) -> None:
-        self.client, self.host, self.spool = client, host, spool
+    def __init__(self, session: str, client: ClientInfo, host: str, spool: _Client) -> None:
+        self.session, self.client, self.host, self.spool = session, client, host, spool
         self.heard = time.monotonic()
         self.transport: asyncio.BaseTransport | None = None
         """The connection that the client listens on."""
@@ -72,8 +72,10 @@ class HeldSpool:
         self.lease_seconds = lease_seconds
         self._lease: _Lease | None = None
 
-    def open(self, client: ClientInfo, host: str) -> None:
-        """Hold the spool for a run; again for the same one: nothing new.
+    def open(self, session: str, client: ClientInfo, host: str) -> None:
+        """Hold the spool for a session; again for the same one: nothing new.
+
+        Of the same run, a new one takes the place of the old, and what the old one sent may come late.
 
         Raises
         ------
@@ -90,25 +92,25 @@ class HeldSpool:
                 f"wait for its end, or end it (its lease runs out in {left:.0f} s if it is dead)",
                 lease.idle_seconds,
             )
-        if lease is None or lease.client != client:
+        if lease is None or lease.session != session:
             self._end("another session begins")
-            self._lease = _Lease(client, host, _Client(self.path, client))
+            self._lease = _Lease(session, client, host, _Client(self.path, client))
             log.info("held for %s, store %s", self._lease, client.store)
-        self.renew(client.run)
+        self.renew(session)
 
-    def renew(self, run: str) -> None:
-        """Take note that a run was heard of."""
-        if self._lease is not None and self._lease.client.run == run:
-            self._lease.heard = time.monotonic()
+    def renew(self, session: str) -> None:
+        """Take note that a session was heard of."""
+        if (lease := self._held_by(session)) is not None:
+            lease.heard = time.monotonic()
 
-    def listens(self, run: str, transport: asyncio.BaseTransport | None) -> None:
-        """Take note of the connection on which a run waits for news."""
-        if self._lease is not None and self._lease.client.run == run:
-            self._lease.transport = transport
+    def listens(self, session: str, transport: asyncio.BaseTransport | None) -> None:
+        """Take note of the connection on which a session waits for news."""
+        if (lease := self._held_by(session)) is not None:
+            lease.transport = transport
 
-    def leave(self, run: str) -> None:
-        """End a run's session, if it has one. What lies in the spool stays."""
-        if self._lease is not None and self._lease.client.run == run:
+    def leave(self, session: str) -> None:
+        """End a session, if it is the one that holds. What lies in the spool stays."""
+        if self._held_by(session) is not None:
             self._end("it has left")
 
     def expire(self) -> None:
@@ -122,20 +124,20 @@ class HeldSpool:
             self._lease.spool.let_go()
             self._lease = None
 
-    def held_for(self, run: str) -> SpoolClient:
+    def held_for(self, session: str) -> SpoolClient:
         """Return the client's side of the spool.
 
         Raises
         ------
         NotHeldError
         """
-        lease = self._lease
-        if lease is None or lease.client.run != run:
-            raise NotHeldError(f"run {run or '?'} does not hold the spool: open a session (again)")
+        lease = self._held_by(session)
+        if lease is None:
+            raise NotHeldError("this session does not hold the spool: open it (again)")
         return lease.spool
 
     def release(
-        self, run: str, give_back: Iterable[RequestId], discard: Iterable[RequestId]
+        self, session: str, give_back: Iterable[RequestId], discard: Iterable[RequestId]
     ) -> None:
         """Give dumps back and discard requests; what is gone already is no error.
 
@@ -143,7 +145,7 @@ class HeldSpool:
         ------
         NotHeldError
         """
-        spool = self.held_for(run)
+        spool = self.held_for(session)
         for rid in give_back:
             spool.give_back(rid)
         for rid in discard:
@@ -172,7 +174,10 @@ class HeldSpool:
 
     @property
     def _holder(self) -> str:
-        return self._lease.client.run if self._lease else ""
+        return self._lease.session if self._lease else ""
+
+    def _held_by(self, session: str) -> _Lease | None:
+        return self._lease if self._holder == session else None
 
     def dump_path(self, rid: RequestId) -> Path:
         """Path of a finished dump."""

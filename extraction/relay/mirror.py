@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import socket
 import threading
 import time
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Self
 
 from typing_extensions import override
@@ -57,6 +59,23 @@ FLUSH_SECONDS: Final = 10.0
 BEAT_SECONDS: Final = 0.1
 
 
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """One time that the spool is held; what an earlier one of the same run sent may come late."""
+
+    client: ClientInfo
+    name: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    @property
+    def body(self) -> dict[str, object]:
+        """What the relay is told."""
+        return {
+            "run": self.client.run,
+            "store": self.client.store,
+            "host": socket.gethostname(),
+        }
+
+
 class Mirror:
     """One relay's spool, here. An asynchronous context manager around its threads.
 
@@ -75,7 +94,7 @@ class Mirror:
         self.broken: SpoolError | None = None
         """Why nothing will come any more."""
         self._address = address
-        self._client: ClientInfo | None = None
+        self._session: _Session | None = None
         self._stop = threading.Event()
         self._listed = threading.Event()
         """Whether the relay has ever answered."""
@@ -130,12 +149,13 @@ class Mirror:
         ------
         SpoolBusyError, SpoolMissingError, SpoolForeignError
         """
-        await asyncio.to_thread(self._open, client)
+        session = _Session(client)
+        await asyncio.to_thread(self._open, session)
         try:
             with _MirrorClient(self.path, client, self) as spool:
                 yield spool
         finally:
-            await asyncio.to_thread(self._leave, client.run)
+            await asyncio.to_thread(self._leave, session)
 
     # --- what the client does -----------------------------------------------------------------
 
@@ -176,16 +196,16 @@ class Mirror:
 
     # --- the session --------------------------------------------------------------------------
 
-    def _open(self, client: ClientInfo) -> None:
+    def _open(self, session: _Session) -> None:
         began = time.monotonic()
-        with Wire(self._address, lambda: client.run) as wire:
-            while not self._try_open(wire, client, time.monotonic() - began):
+        with Wire(self._address, lambda: session.name) as wire:
+            while not self._try_open(wire, session, time.monotonic() - began):
                 self._stop.wait(RETRY_SECONDS)
                 self._check_going()
-        self._downloads.wait_for_room_of(client.run)
+        self._downloads.wait_for_room_of(session.client.run)
         self._fresh.clear()
         self._over = ""
-        self._client = client
+        self._session = session
         self._hurry.set()
         while not self._fresh.wait(RETRY_SECONDS):
             self._check_going()
@@ -196,13 +216,13 @@ class Mirror:
         if self._stop.is_set():
             raise SpoolMissingError("the mirror was closed")
 
-    def _try_open(self, wire: Wire, client: ClientInfo, waited_seconds: float) -> bool:
+    def _try_open(self, wire: Wire, session: _Session, waited_seconds: float) -> bool:
         """Ask for the session once; tell whether we have it.
 
         A run that was killed holds it for a while: then it is silent.
         """
         try:
-            wire.ask("POST", "/v1/session", _session(client))
+            wire.ask("POST", "/v1/session", session.body)
         except RelayAwayError as error:
             self._line.bad(error)
             return False
@@ -227,10 +247,10 @@ class Mirror:
                 self.path,
             )
 
-    def _leave(self, run: str) -> None:
+    def _leave(self, session: _Session) -> None:
         """Have the relay do what it was asked for, and tell it that we have left."""
         flushed = self.broken is None and self._releases.flush(FLUSH_SECONDS)
-        self._client = None
+        self._session = None
         left = self._releases.drop()
         if left:
             log.warning(
@@ -238,7 +258,7 @@ class Mirror:
             )
         if not flushed or self._line.is_cut:
             return
-        with Wire(self._address, lambda: run) as wire:
+        with Wire(self._address, lambda: session.name) as wire:
             try:
                 wire.ask("DELETE", "/v1/session")
             except (RelayAwayError, RelayRefusedError) as error:
@@ -273,28 +293,28 @@ class Mirror:
     def _look(self, seen: str) -> str:
         """Ask what is new, and show it; returns the name of that state."""
         hurry = self._hurry.is_set()
-        client = self._client  # after that: `_open` sets them in the other order
+        session = self._session  # after that: `_open` sets them in the other order
         keep_bytes, self._keep_free_bytes = self._keep_free_bytes, None
         query: dict[str, object] = {} if keep_bytes is None else {"keep_free": keep_bytes}
         wait_seconds = 0.0 if hurry or not self._listed.is_set() else LONGEST_WAIT_SECONDS
         listing, now = self._wire.listing(seen=seen, wait=wait_seconds, **query)
-        if client is not None and listing.holder != client.run and client == self._client:
+        if session and session is self._session and listing.holder != session.name:
             # The relay was restarted, or has not heard of us for long.
-            self._wire.ask("POST", "/v1/session", _session(client))
+            self._wire.ask("POST", "/v1/session", session.body)
             log.info("relay %s holds the spool for this run again", self._address.url)
-        self._apply(listing, client)
+        self._apply(listing, session)
         self._listed.set()
         if hurry:
             self._hurry.clear()
             self._fresh.set()
         return now
 
-    def _apply(self, listing: Listing, client: ClientInfo | None) -> None:
+    def _apply(self, listing: Listing, session: _Session | None) -> None:
         self._shown.server(listing, self._server_json)
-        if client is not None and client.run != self._over:
+        if session is not None and session.client.run != self._over:
             self._downloads.gone(listing.finished)
             self._downloads.add(listing.finished, self._releases)
-            self._shown.files(listing, client.run, self._releases)
+            self._shown.files(listing, session.client.run, self._releases)
         state = listing.heartbeat, self._downloads.coming
         if state != self._beaten:
             self._beat(*state)
@@ -321,7 +341,7 @@ class Mirror:
             self._local.beat(beat, coming)
 
     def _new_wire(self) -> Wire:
-        return Wire(self._address, lambda: self._client.run if self._client else "")
+        return Wire(self._address, lambda: self._session.name if self._session else "")
 
     def _close(self) -> None:
         self._stop.set()
@@ -373,10 +393,6 @@ class _MirrorClient(SpoolClient):
     def _remove(self, rid: RequestId) -> None:
         super()._remove(rid)
         self._mirror.discard(rid)
-
-
-def _session(client: ClientInfo) -> dict[str, object]:
-    return {"run": client.run, "store": client.store, "host": socket.gethostname()}
 
 
 def _spool_error(error: RelayRefusedError) -> SpoolError:

@@ -13,7 +13,7 @@ from extraction.spool import Heartbeat, RequestId
 
 VERSION: Final = "1"
 VERSION_HEADER: Final = "HSSTORE-Relay"
-RUN_HEADER: Final = "HSSTORE-Run"
+SESSION_HEADER: Final = "HSSTORE-Session"
 
 LONGEST_WAIT_SECONDS: Final = 1.0
 """A listing is held back for so long at most: heartbeats and dead servers are seen that often."""
@@ -43,7 +43,7 @@ class Listing:
     info: str = ""
     """Changes with server.json; empty while there is none."""
     holder: str = ""
-    """The run that holds the spool through the relay."""
+    """The session that holds the spool through the relay."""
     finished: dict[RequestId, int] = field(default_factory=dict)
     """Sizes in bytes, the oldest dump first."""
     partial: tuple[RequestId, ...] = ()

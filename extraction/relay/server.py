@@ -25,7 +25,7 @@ from extraction.relay.directory_watch import DirectoryWatch
 from extraction.relay.held_spool import HeldByOtherError, HeldSpool, NotHeldError, refused_locally
 from extraction.relay.protocol import (
     LONGEST_WAIT_SECONDS,
-    RUN_HEADER,
+    SESSION_HEADER,
     VERSION,
     VERSION_HEADER,
     Kind,
@@ -110,23 +110,25 @@ class Relay:
             RequestId(client.run, 0, 0, 1)  # its token is one
         except (KeyError, ValueError) as error:
             raise _bad(f"a session needs a run ([a-z0-9], up to 32) and a store: {error}") from None
-        self._spool.open(client, str(body.get("host", "?"))[:256])
+        if not (session := _session(request)):
+            raise _bad(f"a session needs a name of its own, in {SESSION_HEADER}")
+        self._spool.open(session, client, str(body.get("host", "?"))[:256])
         self._wake()
         return web.json_response({"lease_seconds": self._spool.lease_seconds})
 
     async def _leave(self, request: web.Request) -> web.Response:
-        self._spool.leave(_run(request))
+        self._spool.leave(_session(request))
         self._wake()
         return web.json_response({})
 
     async def _listing(self, request: web.Request) -> web.Response:
-        run, seen = _run(request), request.query.get("seen", "")
+        session, seen = _session(request), request.query.get("seen", "")
         keep_bytes = _number(request, "keep_free")
         if keep_bytes is not None:
             with contextlib.suppress(NotHeldError):
-                self._spool.held_for(run).trim_free(int(keep_bytes))
+                self._spool.held_for(session).trim_free(int(keep_bytes))
         wait_seconds = min(_number(request, "wait") or 0.0, LONGEST_WAIT_SECONDS)
-        self._spool.listens(run, request.transport)
+        self._spool.listens(session, request.transport)
         listing = await self._wait_for_news(request, seen, wait_seconds)
         return web.json_response(listing.to_json())
 
@@ -159,10 +161,10 @@ class Relay:
     async def _release(self, request: web.Request) -> web.Response:
         body = await _read_json(request)
         give_back, discard = _rids(body, "give_back"), _rids(body, "discard")
-        run = _run(request)
-        self._spool.release(run, give_back, discard)
+        session = _session(request)
+        self._spool.release(session, give_back, discard)
         for one in body.get("discard_runs", []):
-            self._spool.held_for(run).cleanup(str(one))
+            self._spool.held_for(session).cleanup(str(one))
         for rid in {*give_back, *discard}:
             self._digests.pop(rid, None)
         return web.json_response({})
@@ -184,7 +186,7 @@ class Relay:
         rid = RequestId.parse(request.match_info["rid"])
         if rid is None:
             raise _bad("not a request id of this protocol")
-        self._spool.held_for(_run(request))
+        self._spool.held_for(_session(request))
         path = self._spool.dump_path(rid)
         if not path.exists():
             raise _missing(rid)
@@ -252,11 +254,11 @@ class Relay:
             raise RefusalError(503, Kind.BUSY, f"{self._active} requests are under way: ask later")
         self._active += 1
         try:
-            self._spool.renew(_run(request))
+            self._spool.renew(_session(request))
             return await handler(request)
         finally:
             self._active -= 1
-            self._spool.renew(_run(request))
+            self._spool.renew(_session(request))
 
 
 _ABOUT_TOKENS = (
@@ -308,8 +310,8 @@ def _hash(path: Path) -> tuple[int, str]:
         os.close(descriptor)
 
 
-def _run(request: web.Request) -> str:
-    return request.headers.get(RUN_HEADER, "")
+def _session(request: web.Request) -> str:
+    return request.headers.get(SESSION_HEADER, "")
 
 
 def _is_gone(request: web.Request) -> bool:

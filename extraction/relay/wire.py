@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import urlencode, urlsplit
 
-from extraction.relay.protocol import RUN_HEADER, VERSION, VERSION_HEADER, Kind, Listing
+from extraction.relay.protocol import SESSION_HEADER, VERSION, VERSION_HEADER, Kind, Listing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -53,15 +53,15 @@ class RelayAddress:
 class Wire:
     """One connection to a relay; a context manager. `close` may be called from another thread."""
 
-    def __init__(self, address: RelayAddress, run: Callable[[], str] = str) -> None:
+    def __init__(self, address: RelayAddress, session: Callable[[], str] = str) -> None:
         """Connect when the first request is sent.
 
         Parameters
         ----------
-        run
-            Gives the run in whose name to ask; none by default.
+        session
+            Gives the session in whose name to ask; none by default.
         """
-        self._run = run
+        self._session = session
         self._closed = False
         self._address = address
         parts = urlsplit(address.url)
@@ -174,8 +174,8 @@ class Wire:
         reused = self._connection.sock is not None
         content = None if body is None else json.dumps(body)
         said = {VERSION_HEADER: VERSION, "Accept-Encoding": "identity", **headers}
-        if run := self._run():
-            said[RUN_HEADER] = run
+        if session := self._session():
+            said[SESSION_HEADER] = session
         if self._address.token:
             said["Authorization"] = f"Bearer {self._address.token}"
         try:

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 import xxhash
 
-from extraction.relay.protocol import RUN_HEADER, VERSION_HEADER
+from extraction.relay.protocol import SESSION_HEADER, VERSION_HEADER
 from extraction.relay.serve import RelayOptions, relaying
 from extraction.relay.token import read_token
 from hsstore.errors import InputError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from extraction.spool import SpoolServer
 
-LET_IN = {"Authorization": f"Bearer {TOKEN}", RUN_HEADER: CLIENT.run}
+LET_IN = {"Authorization": f"Bearer {TOKEN}", SESSION_HEADER: "a-session"}
 
 
 @asynccontextmanager
@@ -121,6 +121,23 @@ async def test_what_is_released_twice_is_no_error(server: SpoolServer) -> None:
         for _ in range(2):
             async with http.delete("/v1/session") as response:
                 assert response.status == 200
+
+
+async def test_what_an_earlier_session_of_the_same_run_sent_changes_nothing_when_it_comes_late(
+    server: SpoolServer,
+) -> None:
+    rid = request(1)
+    async with asking(server.directory.path) as http:
+        await hold(http)
+        capture(server, rid)
+        late = {SESSION_HEADER: "an-earlier-one"}
+        body = {"give_back": [str(rid)], "discard": [str(rid)], "discard_runs": [CLIENT.run]}
+        async with http.post("/v1/release", json=body, headers=late) as response:
+            assert (response.status, (await response.json())["error"]["kind"]) == (409, "lost")
+        async with http.delete("/v1/session", headers=late) as response:
+            assert response.status == 200
+        assert (await get(http, "/v1/spool"))[1]["holder"] == LET_IN[SESSION_HEADER]
+    assert server.directory.finished(rid).exists()
 
 
 async def test_news_come_at_once_and_quiet_is_waited_out(server: SpoolServer) -> None:

@@ -49,8 +49,7 @@ async def open_session(
         Another client holds the spool, or it is another user's.
     """
     link.up.clear()
-    mirror_seconds = options.server_wait_seconds
-    async with _hold(link, spool, ClientInfo(run, store_uuid), mirror_seconds) as client:
+    async with _hold(link, spool, ClientInfo(run, store_uuid), options) as client:
         watch = SpoolWatch(client)
         watching = asyncio.create_task(watch.run())
         requester = Requester(
@@ -72,17 +71,19 @@ async def open_session(
 
 @asynccontextmanager
 async def _hold(
-    link: ServerLink, path: Path, client: ClientInfo, mirror_seconds: float
+    link: ServerLink, path: Path, client: ClientInfo, options: ExtractOptions
 ) -> AsyncIterator[SpoolClient]:
     """Hold a spool of this machine, or one that is mirrored here."""
+    wait_seconds = options.server_wait_seconds
     async with AsyncExitStack() as stack:
         with spool_errors():
             try:
-                mirror = await link.mirror(mirror_seconds)
+                mirror = await link.mirror(wait_seconds)
                 if mirror is None:
                     spool = stack.enter_context(SpoolClient(path, client))
                 else:
-                    spool = await stack.enter_async_context(mirror.hold(client))
+                    held = mirror.hold(client, wait_seconds, options.spool_budget_bytes)
+                    spool = await stack.enter_async_context(held)
             except OSError as error:  # of one server's spool: others may have theirs
                 raise InterruptedRunError(
                     f"spool {path} cannot be used: {error}; run again when that is mended"

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from extraction.relay.download import Downloads
 from extraction.relay.local import LocalSpool
-from extraction.relay.protocol import SESSION_HEADER
+from extraction.relay.protocol import SESSION_HEADER, VERSION, VERSION_HEADER
 from extraction.relay.wire import RelayAddress, Wire
 from extraction.spool import RequestId, SpoolServer
 
@@ -69,7 +69,17 @@ def _curl(url: str, directory: Path, rids: list[RequestId], size_bytes: int) -> 
     ]
     began = time.perf_counter()
     subprocess.run(
-        ["curl", "-sS", "--fail", "-H", f"{SESSION_HEADER}: {RUN}", *outputs], check=True
+        [
+            "curl",
+            "-sS",
+            "--fail",
+            "-H",
+            f"{SESSION_HEADER}: {RUN}",
+            "-H",
+            f"{VERSION_HEADER}: {VERSION}",
+            *outputs,
+        ],
+        check=True,
     )
     return len(rids) * size_bytes / (time.perf_counter() - began) / 1e9
 

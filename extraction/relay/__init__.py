@@ -15,20 +15,20 @@ the spool. Bodies are JSON; ids are those of `RequestId`.
                                         `client.lock` and `client.json` say it; again in the same
                                         session: the same. -> {lease_seconds}
 `DELETE /v1/session`                    leave; what lies there stays. Again: nothing
-`GET /v1/spool?seen&wait&keep_free`     what lies there (`Listing`); held back for up to `wait`
-                                        seconds while it is what `seen` names. Free files are
-                                        trimmed to `keep_free` bytes, if the session holds the spool
+`GET /v1/spool?seen&wait`               what lies there (`Listing`); held back for up to `wait`
+                                        seconds while it is what `seen` names
 `GET /v1/server`                        server.json as it is
 `GET /v1/dumps/RID`                     the file; `Range: bytes=N-` goes on after a cut
 `GET /v1/dumps/RID/digest`              {size_bytes, xxh3_128}
-`POST /v1/release`                      {give_back: [RID], discard: [RID], discard_runs: [RUN]}:
-                                        as `SpoolClient` does it; what is gone already is no error
+`POST /v1/release`                      {give_back: [RID], discard: [RID], discard_runs: [RUN],
+                                        keep_free: BYTES}: as `SpoolClient` does it; what is gone
+                                        already is no error
 ======================================  ==========================================================
 
 Dumps, digests and releases are for the session that holds the spool. Any request of it renews its
 lease. A lease that ran out frees the spool and touches no dump; the same session may come back.
-Another session of the same run takes its place at once. Another run may take the place of one whose
-connection broke and that was not heard of for `ORPHANED_SECONDS`.
+Another session of the same run takes its place at once. Another run of the same store may take the
+place of one whose connection broke and that was not heard of for `ORPHANED_SECONDS`.
 
 Errors are {error: {code, kind, message}}: 400 `request`, 400 `version`, 401 `token`, 404 `missing`,
 409 `held` (by another, with its `idle_seconds`), 409 `lost` (this session holds nothing: open it

@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import xxhash
@@ -29,14 +30,23 @@ PIECE_BYTES: Final = 256 << 10
 """Read, hashed and written at once: it stays in the processor's cache."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 5.0
 ROOM_SECONDS: Final = 0.1
+FULL_SECONDS: Final = 15.0
+"""So long a dump waits for room here; then its capture counts as one that found none."""
 JOIN_SECONDS: Final = 0.5
-SAY_SECONDS: Final = 15.0
 SPOILT_AGAIN: Final = 3
 """So often in a row a dump may come with another digest before it is given up."""
 
 
 class _NotWantedError(Exception):
     """Nobody waits for this dump any more, or the relay does not have it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Fetch:
+    """One fetching of a dump. One that nobody wants any more may go on beside another of the same."""
+
+    rid: RequestId
+    size_bytes: int
 
 
 class Downloads:
@@ -58,12 +68,10 @@ class Downloads:
         self._on_progress = on_progress
         self._changed = threading.Condition()  # its lock is re-entrant
         self._waiting: dict[RequestId, int] = {}
-        self._busy: set[RequestId] = set()
+        self._busy: dict[RequestId, _Fetch] = {}
         self._have = local.finished()
-        self._skipped: dict[RequestId, int] = {}
-        self._run = ""
+        """Those that are here, or given up."""
         self._stop = threading.Event()
-        self._said = 0.0
         self._wires: list[Wire] = []
         self._threads = [
             threading.Thread(target=self._work, daemon=True, name=f"relay-download-{number}")
@@ -81,10 +89,9 @@ class Downloads:
         """Tell whether a dump is one of them."""
         return rid in self._waiting or rid in self._busy
 
-    def all_coming(self) -> set[RequestId]:
-        """Return all of them."""
-        with self._changed:
-            return {*self._waiting, *self._busy}
+    def is_here(self, rid: RequestId) -> bool:
+        """Tell whether a dump is here."""
+        return rid in self._have
 
     def add(self, dumps: dict[RequestId, int], released: Container[object] = ()) -> None:
         """Fetch these, by size in bytes; those that are here, or on their way, are left out.
@@ -96,8 +103,7 @@ class Downloads:
         """
         with self._changed:
             for rid, size_bytes in dumps.items():
-                known = rid in self._have or rid in self._busy or rid in self._skipped
-                if not known and rid not in released:
+                if not (rid in self._have or rid in self._busy or rid in released):
                     self._waiting.setdefault(rid, size_bytes)
             self._changed.notify_all()
 
@@ -105,7 +111,7 @@ class Downloads:
         """Nobody wants this one any more, wherever it is."""
         with self._changed:
             self._waiting.pop(rid, None)
-            self._busy.discard(rid)
+            self._busy.pop(rid, None)
             self._have.discard(rid)
 
     def forget_run(self, run: str) -> None:
@@ -121,17 +127,6 @@ class Downloads:
         with self._changed:
             for rid in self._waiting.keys() - there.keys():
                 del self._waiting[rid]
-
-    def wait_for(self, rids: set[RequestId], stop: threading.Event) -> int:
-        """Wait until these are here, or have no room here; returns the bytes of those."""
-        with self._changed:
-            while not stop.is_set() and any(self.is_coming(rid) for rid in rids):
-                self._changed.wait(ROOM_SECONDS)
-            return sum(size for rid, size in self._skipped.items() if rid in rids)
-
-    def wait_for_room_of(self, run: str) -> None:
-        """From now on, wait for room for the dumps of this run only; others are left where they are."""
-        self._run = run
 
     def close(self) -> None:
         """Stop, in the middle of whatever it is."""
@@ -151,95 +146,101 @@ class Downloads:
             with self._changed:
                 self._wires.append(wire)
             buffer = bytearray(PIECE_BYTES)
-            while (taken := self._take()) is not None:
+            while (fetch := self._take()) is not None:
                 try:
-                    self._fetch(wire, *taken, buffer)
+                    self._fetch(wire, fetch, buffer)
                 except _NotWantedError:
                     pass
                 except Exception:  # a bug, or the directory is gone: the others go on
-                    log.exception("dump %s could not be fetched", taken[0])
+                    log.exception("dump %s could not be fetched", fetch.rid)
                 finally:
-                    self._done(taken[0])
+                    self._done(fetch)
 
-    def _take(self) -> tuple[RequestId, int] | None:
+    def _take(self) -> _Fetch | None:
         with self._changed:
             while not self._waiting and not self._stop.is_set():
                 self._changed.wait()
             if self._stop.is_set():
                 return None
             rid = next(iter(self._waiting))
-            self._busy.add(rid)
-            return rid, self._waiting.pop(rid)
+            fetch = self._busy[rid] = _Fetch(rid, self._waiting.pop(rid))
+            return fetch
 
-    def _done(self, rid: RequestId) -> None:
+    def _done(self, fetch: _Fetch) -> None:
         with self._changed:
-            self._busy.discard(rid)
-            self._changed.notify_all()
+            if self._busy.get(fetch.rid, fetch) is fetch:  # else its file is another's
+                self._busy.pop(fetch.rid, None)
+                self._local.directory.part(fetch.rid).unlink(missing_ok=True)
 
-    def _check_wanted(self, rid: RequestId) -> None:
-        if self._stop.is_set() or rid not in self._busy:
+    def _check_wanted(self, fetch: _Fetch) -> None:
+        if self._stop.is_set() or self._busy.get(fetch.rid) is not fetch:
             raise _NotWantedError
 
-    def _fetch(self, wire: Wire, rid: RequestId, size_bytes: int, buffer: bytearray) -> None:
-        part = self._local.directory.part(rid)
-        descriptor = self._reserve(rid, size_bytes)
+    def _fetch(self, wire: Wire, fetch: _Fetch, buffer: bytearray) -> None:
         try:
-            if not self._receive_right(wire, descriptor, rid, size_bytes, buffer):
-                self._have.add(rid)  # it is not to be fetched again
-                reason = {"reason": ErrorReason.ENGINE, "detail": "came spoilt from the relay"}
-                self._local.fail(rid, json.dumps(reason))
+            descriptor = self._reserve(fetch)
+        except CaptureError as error:
+            self._give_up(fetch, error.reason, f"on the client's machine: {error}")
+            return
+        try:
+            if not self._receive_right(wire, descriptor, fetch, buffer):
+                self._give_up(fetch, ErrorReason.ENGINE, "came spoilt from the relay")
                 return
+            directory = self._local.directory
             with self._changed:
-                self._check_wanted(rid)
-                part.rename(self._local.directory.finished(rid))
-                self._have.add(rid)
+                self._check_wanted(fetch)
+                directory.part(fetch.rid).rename(directory.finished(fetch.rid))
+                self._have.add(fetch.rid)
         except FileNotFoundError:  # the client has removed it
             raise _NotWantedError from None
         finally:
             os.close(descriptor)
-            part.unlink(missing_ok=True)
 
-    def _reserve(self, rid: RequestId, size_bytes: int) -> int:
+    def _give_up(self, fetch: _Fetch, reason: ErrorReason, detail: str) -> None:
+        """Show it as a capture that failed; whoever reads that discards it at the server."""
+        log.warning("dump %s stays at the server: %s", fetch.rid, detail)
+        with self._changed:
+            self._check_wanted(fetch)
+            self._local.fail(fetch.rid, json.dumps({"reason": reason, "detail": detail}))
+            self._have.add(fetch.rid)  # it is not to be fetched again
+
+    def _reserve(self, fetch: _Fetch) -> int:
+        """Make the file as soon as there is room for it.
+
+        Raises
+        ------
+        CaptureError
+            There was none for long: the client has to make some.
+        """
+        deadline = time.monotonic() + FULL_SECONDS
+        directory = self._local.directory
         while True:
-            self._check_wanted(rid)
+            self._check_wanted(fetch)
             try:
-                return reserve_file(
-                    self._local.directory.part(rid), self._local.directory, size_bytes
-                )
-            except CaptureError as error:
-                if rid.run != self._run:
-                    self._skipped[rid] = size_bytes
-                    raise _NotWantedError from None
-                self._say_no_room(rid, error)
+                return reserve_file(directory.part(fetch.rid), directory, fetch.size_bytes)
+            except CaptureError:
+                if time.monotonic() > deadline:
+                    raise
             self._stop.wait(ROOM_SECONDS)
 
-    def _say_no_room(self, rid: RequestId, error: CaptureError) -> None:
-        now = time.monotonic()
-        if now - self._said > SAY_SECONDS:
-            self._said = now
-            log.warning("dump %s waits at the server, there is no room for it here: %s", rid, error)
-
-    def _receive_right(
-        self, wire: Wire, descriptor: int, rid: RequestId, size_bytes: int, buffer: bytearray
-    ) -> bool:
+    def _receive_right(self, wire: Wire, descriptor: int, fetch: _Fetch, buffer: bytearray) -> bool:
         for _ in range(SPOILT_AGAIN):
-            if self._receive(wire, descriptor, rid, size_bytes, buffer):
+            if self._receive(wire, descriptor, fetch, buffer):
                 return True
-            log.warning("dump %s came with another digest than it has at the server", rid)
+            log.warning("dump %s came with another digest than it has at the server", fetch.rid)
         return False
 
-    def _receive(
-        self, wire: Wire, descriptor: int, rid: RequestId, size_bytes: int, buffer: bytearray
-    ) -> bool:
+    def _receive(self, wire: Wire, descriptor: int, fetch: _Fetch, buffer: bytearray) -> bool:
         """Fetch all bytes, however often the line is cut; tell whether they are the right ones."""
+        rid, size_bytes = fetch.rid, fetch.size_bytes
         progress = _Progress(descriptor)
         pause_seconds = FIRST_PAUSE_SECONDS
         while True:
-            self._check_wanted(rid)
+            self._check_wanted(fetch)
             before_bytes = progress.at
             try:
                 while progress.at < size_bytes:
-                    self._read(wire, rid, size_bytes, progress, buffer)
+                    self._read(wire, fetch, progress, buffer)
                 digest = wire.ask_json("GET", f"/v1/dumps/{rid}/digest")
             except RelayAwayError as error:
                 log.debug("dump %s was cut at %d bytes: %s", rid, progress.at, error)
@@ -253,23 +254,16 @@ class Downloads:
             self._stop.wait(pause_seconds)
             pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
 
-    def _read(
-        self,
-        wire: Wire,
-        rid: RequestId,
-        size_bytes: int,
-        progress: _Progress,
-        buffer: bytearray,
-    ) -> None:
-        view = memoryview(buffer)
-        with wire.dump(rid, progress.at, size_bytes) as response:
+    def _read(self, wire: Wire, fetch: _Fetch, progress: _Progress, buffer: bytearray) -> None:
+        view, size_bytes = memoryview(buffer), fetch.size_bytes
+        with wire.dump(fetch.rid, progress.at, size_bytes) as response:
             while progress.at < size_bytes:
                 length = response.readinto(view[: min(PIECE_BYTES, size_bytes - progress.at)])
                 if not length:
                     raise RelayAwayError("the answer ended early")
                 progress.add(view[:length])
                 self._on_progress()
-                self._check_wanted(rid)
+                self._check_wanted(fetch)
 
 
 class _Progress:

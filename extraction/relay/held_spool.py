@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
-from extraction.relay.protocol import ORPHANED_SECONDS, Listing
-from extraction.spool import ClientInfo, SpoolBusyError, SpoolClient, SpoolMissingError, SpoolView
-from extraction.spool.directory import FINISHED, SERVER_JSON
+from extraction.relay.protocol import ORPHANED_SECONDS, Kind, Listing, RefusalError
+from extraction.spool import (
+    ClientInfo,
+    SpoolBusyError,
+    SpoolClient,
+    SpoolForeignError,
+    SpoolMissingError,
+    SpoolView,
+)
+from extraction.spool.directory import CLIENT_JSON, FINISHED, SERVER_JSON
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Iterable
+    from collections.abc import Iterator
     from pathlib import Path
 
     from extraction.spool import RequestId
@@ -22,18 +30,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LARGEST_REASON_BYTES: Final = 64 << 10
-
-
-class HeldByOtherError(Exception):
-    """Another run holds the spool through this relay."""
-
-    def __init__(self, message: str, idle_seconds: float) -> None:
-        super().__init__(message)
-        self.idle_seconds = idle_seconds
-
-
-class NotHeldError(Exception):
-    """The session that asks does not hold the spool: it ran out, or the relay was restarted."""
 
 
 class _Client(SpoolClient):
@@ -53,11 +49,15 @@ class _Lease:
     def idle_seconds(self) -> float:
         return time.monotonic() - self.heard
 
-    @property
-    def orphaned(self) -> bool:
-        """Whether its connection is broken, and it has not come back: its process may be dead."""
+    def gives_way_to(self, client: ClientInfo) -> bool:
+        """Tell whether another client may take its place.
+
+        One whose connection broke, and that has not come back, may be dead. Only a run of the same
+        store goes by that: another one would remove its dumps.
+        """
         broken = self.transport is None or self.transport.is_closing()
-        return broken and self.idle_seconds > ORPHANED_SECONDS
+        orphaned = broken and self.idle_seconds > ORPHANED_SECONDS
+        return client.run == self.client.run or (orphaned and client.store == self.client.store)
 
     @override
     def __str__(self) -> str:
@@ -79,22 +79,24 @@ class HeldSpool:
 
         Raises
         ------
-        HeldByOtherError
-            Another run holds it through this relay.
-        SpoolBusyError, SpoolMissingError, SpoolForeignError
-            A client of the server's own machine holds it; or there is none, or it is not ours.
+        RefusalError
+            Another run holds it, or a client of the server's own machine; there is none, or it is
+            not ours.
         """
         lease = self._lease
-        if lease is not None and lease.client.run != client.run and not lease.orphaned:
+        if lease is not None and not lease.gives_way_to(client):
             left = self.lease_seconds - lease.idle_seconds
-            raise HeldByOtherError(
+            raise RefusalError(
+                409,
+                Kind.HELD,
                 f"the spool {self.path} is held by {lease}, heard of {lease.idle_seconds:.0f} s ago; "
                 f"wait for its end, or end it (its lease runs out in {left:.0f} s if it is dead)",
-                lease.idle_seconds,
+                idle_seconds=lease.idle_seconds,
             )
         if lease is None or lease.session != session:
             self._end("another session begins")
-            self._lease = _Lease(session, client, host, _Client(self.path, client))
+            with _refusals():
+                self._lease = _Lease(session, client, host, _Client(self.path, client))
             log.info("held for %s, store %s", self._lease, client.store)
         self.renew(session)
 
@@ -129,39 +131,42 @@ class HeldSpool:
 
         Raises
         ------
-        NotHeldError
+        RefusalError
+            Another session holds it, or none.
         """
         lease = self._held_by(session)
         if lease is None:
-            raise NotHeldError("this session does not hold the spool: open it (again)")
+            raise RefusalError(
+                409, Kind.LOST, "this session does not hold the spool: open it (again)"
+            )
         return lease.spool
-
-    def release(
-        self, session: str, give_back: Iterable[RequestId], discard: Iterable[RequestId]
-    ) -> None:
-        """Give dumps back and discard requests; what is gone already is no error.
-
-        Raises
-        ------
-        NotHeldError
-        """
-        spool = self.held_for(session)
-        for rid in give_back:
-            spool.give_back(rid)
-        for rid in discard:
-            spool.discard(rid)
 
     def listing(self) -> Listing:
         """Look what is there now; nothing at all where there is no spool.
 
         Raises
         ------
-        SpoolForeignError
+        RefusalError
+            It is not ours.
+        """
+        if self._lease is not None and not (self.path / CLIENT_JSON).exists():
+            log.info("no more held for %s: the spool was made anew", self._lease)
+            self.let_go()  # its client holds it again when it learns that
+        with _refusals():
+            try:
+                return self._look(SpoolView(self.path))
+            except (SpoolMissingError, FileNotFoundError):
+                return Listing()
+
+    def state(self) -> tuple[str, int]:
+        """Return what is another as soon as a name comes or goes, or another session holds: cheap.
+
+        That a server dies does not show.
         """
         try:
-            return self._look(SpoolView(self.path))
-        except (SpoolMissingError, FileNotFoundError):
-            return Listing(holder=self._holder)
+            return self._holder, self.path.stat().st_mtime_ns
+        except FileNotFoundError:
+            return self._holder, 0
 
     def server_json(self) -> bytes:
         """Read what the server says of itself.
@@ -206,9 +211,16 @@ class HeldSpool:
             self._lease = None
 
 
-def refused_locally(error: SpoolBusyError) -> str:
-    """Say who holds the spool on the server's own machine."""
-    return f"{error}: a client on the server's own host; wait for its end, or end it"
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Say to a client elsewhere what is wrong with the spool here."""
+    try:
+        yield
+    except SpoolBusyError as error:
+        message = f"{error}: a client on the server's own host; wait for its end, or end it"
+        raise RefusalError(409, Kind.HELD, message, idle_seconds=0.0) from error
+    except (SpoolMissingError, SpoolForeignError) as error:
+        raise RefusalError(503, Kind.NO_SPOOL, f"on the relay's host: {error}") from error
 
 
 def _size_bytes(path: Path) -> int:

@@ -130,8 +130,9 @@ class LocalSpool:
     def limit(self, room_bytes: int) -> None:
         """Say how many bytes new files may take at the server."""
         if room_bytes != self._limit_bytes:
-            self._limit_bytes = room_bytes
-            self.directory.write(self.directory.path / LIMIT, str(room_bytes).encode())
+            with suppress(OSError):  # no room here to say it: it is advice
+                self.directory.write(self.directory.path / LIMIT, str(room_bytes).encode())
+                self._limit_bytes = room_bytes
 
     def show_parts(self, rids: Iterable[RequestId]) -> None:
         """Show captures under way as empty files."""

@@ -4,20 +4,17 @@ A thread asks the relay what lies in the spool and shows it in the local directo
 dumps (`Downloads`), another one sends what was given back (`Releases`). The asyncio side of the run
 never waits for the line.
 
-Invariant: nothing is removed at the server but what the client gave back or discarded here, or what
-it would have removed as the session's end there.
+Invariant: nothing is removed at the server but what the client gave back or discarded here, what it
+would have removed as the session's end there, and what dead runs left that it cannot use.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
-import socket
 import threading
 import time
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Self
 
 from typing_extensions import override
@@ -25,55 +22,36 @@ from typing_extensions import override
 from extraction.relay.download import Downloads
 from extraction.relay.line import Line
 from extraction.relay.local import LocalSpool
-from extraction.relay.protocol import LONGEST_WAIT_SECONDS, Kind, Listing
+from extraction.relay.opening import Session, begin, passes, spool_error
+from extraction.relay.protocol import LONGEST_WAIT_SECONDS, Kind
 from extraction.relay.releases import Releases
 from extraction.relay.shown import Shown
-from extraction.relay.wire import RelayAddress, RelayAwayError, RelayRefusedError, Wire
-from extraction.spool import (
-    CaptureFailure,
-    ClientInfo,
-    Heartbeat,
-    SpoolBusyError,
-    SpoolClient,
-    SpoolError,
-    SpoolForeignError,
-    SpoolMissingError,
+from extraction.relay.wire import (
+    RelayAddress,
+    RelayAwayError,
+    RelayRefusedError,
+    Wire,
 )
+from extraction.spool import SpoolClient, SpoolError, SpoolMissingError
+from extraction.spool.memory import headroom_bytes
 from hsstore.errors import InterruptedRunError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection
     from pathlib import Path
 
-    from extraction.spool import RequestId
+    from extraction.relay.protocol import Listing
+    from extraction.spool import CaptureFailure, ClientInfo, Heartbeat, RequestId
 
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 5.0
 RETRY_SECONDS: Final = 0.5
-HELD_SECONDS: Final = 3.0
-"""So long one waits for a run that holds the spool before it shows whether it is alive."""
+LOOK_SECONDS: Final = 0.1
 JOIN_SECONDS: Final = 0.5
 FLUSH_SECONDS: Final = 10.0
 """So long the end of a session may wait for a relay that is away."""
 BEAT_SECONDS: Final = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class _Session:
-    """One time that the spool is held; what an earlier one of the same run sent may come late."""
-
-    client: ClientInfo
-    name: str = field(default_factory=lambda: secrets.token_hex(8))
-
-    @property
-    def body(self) -> dict[str, object]:
-        """What the relay is told."""
-        return {
-            "run": self.client.run,
-            "store": self.client.store,
-            "host": socket.gethostname(),
-        }
 
 
 class Mirror:
@@ -94,22 +72,18 @@ class Mirror:
         self.broken: SpoolError | None = None
         """Why nothing will come any more."""
         self._address = address
-        self._session: _Session | None = None
+        self._session: Session | None = None
         self._stop = threading.Event()
         self._listed = threading.Event()
         """Whether the relay has ever answered."""
-        self._fresh = threading.Event()
         self._line = Line(address.url)
         self._local = LocalSpool(path, address.url)
         self._shown = Shown(self._local)
         self._downloads = Downloads(self._local, self._new_wire, self._moved)
         self._releases = Releases(self._new_wire)
         self._wire = self._new_wire()
-        self._hurry = threading.Event()
-        """Whether a listing is wanted that was made after the session began."""
         self._over = ""
         """The run whose session is at its end: nothing is fetched for it any more."""
-        self._keep_free_bytes: int | None = None
         self._beaten: tuple[Heartbeat | None, int] = (None, 0)
         self._moved_at = 0.0
         self._polling = threading.Thread(target=self._poll, daemon=True, name="relay-mirror")
@@ -132,26 +106,32 @@ class Mirror:
             It wants another token, speaks another version, or is no relay.
         """
         deadline = time.monotonic() + timeout_seconds
-        while not await asyncio.to_thread(self._listed.wait, 0.2):
-            self.raise_if_broken()
+        while not self._listed.is_set():
+            self._check_going()
             if time.monotonic() > deadline:
-                raise InterruptedRunError(
-                    f"relay {self._address.url} did not answer for {timeout_seconds:.0f} s "
-                    f"({self._line.trouble}); start it on the server's host with `hsstore relay "
-                    "SPOOL`, then run the same command again"
-                )
+                raise self._not_answering(timeout_seconds)
+            await asyncio.sleep(LOOK_SECONDS)
 
     @asynccontextmanager
-    async def hold(self, client: ClientInfo) -> AsyncIterator[SpoolClient]:
-        """Hold the spool; gives the client's side, with all dumps that lay at the server in it.
+    async def hold(
+        self, client: ClientInfo, timeout_seconds: float, most_bytes: int | None = None
+    ) -> AsyncIterator[SpoolClient]:
+        """Hold the spool; gives the client's side, with the dumps that lay at the server in it.
+
+        Parameters
+        ----------
+        timeout_seconds
+            How long to wait for a relay that is silent.
+        most_bytes
+            What those dumps may take here, at most half of the room; others are removed.
 
         Raises
         ------
-        SpoolBusyError, SpoolMissingError, SpoolForeignError
+        SpoolBusyError, SpoolMissingError, SpoolForeignError, InterruptedRunError
         """
-        session = _Session(client)
-        await asyncio.to_thread(self._open, session)
+        session = Session(client)
         try:
+            await self._open(session, timeout_seconds, most_bytes)
             with _MirrorClient(self.path, client, self) as spool:
                 yield spool
         finally:
@@ -185,10 +165,9 @@ class Mirror:
         self._releases.discard_run(run)
         self._downloads.forget_run(run)
 
-    def keep_free(self, keep_bytes: int) -> None:
-        """Have the server's free files trimmed too, when the relay is next asked."""
-        known = self._keep_free_bytes
-        self._keep_free_bytes = keep_bytes if known is None else min(known, keep_bytes)
+    def trim_free(self, keep_bytes: int) -> None:
+        """Have the server's free files trimmed too."""
+        self._releases.trim_free(keep_bytes)
 
     def is_coming(self, rid: RequestId) -> bool:
         """Tell whether a dump may be finished there, and not be here yet."""
@@ -196,58 +175,52 @@ class Mirror:
 
     # --- the session --------------------------------------------------------------------------
 
-    def _open(self, session: _Session) -> None:
+    async def _open(self, session: Session, timeout_seconds: float, most_bytes: int | None) -> None:
+        """Hold the spool, and wait until what lay there is here: it is salvaged once, at the start."""
+
+        def room() -> int:
+            room_bytes = headroom_bytes(self.path) // 2
+            return min(room_bytes, most_bytes or room_bytes)
+
         began = time.monotonic()
         with Wire(self._address, lambda: session.name) as wire:
-            while not self._try_open(wire, session, time.monotonic() - began):
-                self._stop.wait(RETRY_SECONDS)
+            while True:
                 self._check_going()
-        self._downloads.wait_for_room_of(session.client.run)
-        self._fresh.clear()
+                try:
+                    coming = await asyncio.to_thread(begin, wire, session, self._downloads, room())
+                    break
+                except (RelayAwayError, RelayRefusedError) as error:
+                    self._line.bad(error)
+                    waited_seconds = time.monotonic() - began
+                    if not passes(error, waited_seconds) or waited_seconds > timeout_seconds:
+                        raise self._said(error, waited_seconds) from error
+                await asyncio.sleep(RETRY_SECONDS)
         self._over = ""
         self._session = session
-        self._hurry.set()
-        while not self._fresh.wait(RETRY_SECONDS):
+        self._downloads.add(coming)
+        opened = time.monotonic()
+        while any(self._downloads.is_coming(rid) for rid in coming):
             self._check_going()
-        self._catch_up()
+            if time.monotonic() - max(opened, self._moved_at) > timeout_seconds:
+                raise self._not_answering(timeout_seconds)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _said(self, error: RelayAwayError | RelayRefusedError, seconds: float) -> Exception:
+        away = isinstance(error, RelayAwayError)
+        return self._not_answering(seconds) if away else spool_error(error)
+
+    def _not_answering(self, seconds: float) -> InterruptedRunError:
+        return InterruptedRunError(
+            f"relay {self._address.url} did not answer for {seconds:.0f} s ({self._line.trouble}); "
+            "start it on the server's host with `hsstore relay SPOOL`, then run the same command again"
+        )
 
     def _check_going(self) -> None:
         self.raise_if_broken()
         if self._stop.is_set():
             raise SpoolMissingError("the mirror was closed")
 
-    def _try_open(self, wire: Wire, session: _Session, waited_seconds: float) -> bool:
-        """Ask for the session once; tell whether we have it.
-
-        A run that was killed holds it for a while: then it is silent.
-        """
-        try:
-            wire.ask("POST", "/v1/session", session.body)
-        except RelayAwayError as error:
-            self._line.bad(error)
-            return False
-        except RelayRefusedError as error:
-            silent = error.idle_seconds > LONGEST_WAIT_SECONDS
-            if error.kind == Kind.HELD and (silent or waited_seconds < HELD_SECONDS):
-                return False
-            raise _spool_error(error) from error
-        return True
-
-    def _catch_up(self) -> None:
-        """Wait until what lies at the server is here: it is salvaged once, at the beginning."""
-        missing = self._downloads.all_coming()
-        if missing:
-            log.info("%d dumps lie at the server: fetching them", len(missing))
-        skipped_bytes = self._downloads.wait_for(missing, self._stop)
-        if skipped_bytes:
-            log.warning(
-                "dumps of a dead run (%d bytes) stay at the server: there is no room for them in %s; "
-                "the next run may use them",
-                skipped_bytes,
-                self.path,
-            )
-
-    def _leave(self, session: _Session) -> None:
+    def _leave(self, session: Session) -> None:
         """Have the relay do what it was asked for, and tell it that we have left."""
         flushed = self.broken is None and self._releases.flush(FLUSH_SECONDS)
         self._session = None
@@ -273,12 +246,13 @@ class Mirror:
                 seen = self._look(seen)
                 self._line.good()
                 pause_seconds = FIRST_PAUSE_SECONDS
-            except RelayAwayError as error:
+            except (RelayAwayError, RelayRefusedError) as error:
                 self._line.bad(error)
+                known = self._listed.is_set()
+                if isinstance(error, RelayRefusedError) and not (known and passes(error)):
+                    self._break(spool_error(error))
                 self._stop.wait(pause_seconds)
                 pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
-            except RelayRefusedError as error:
-                self._break(_spool_error(error))
             except (OSError, SpoolError) as error:
                 self._break(SpoolMissingError(f"the mirror {self.path} cannot be used: {error}"))
             except Exception as error:  # a bug: who waits would wait for ever
@@ -292,24 +266,26 @@ class Mirror:
 
     def _look(self, seen: str) -> str:
         """Ask what is new, and show it; returns the name of that state."""
-        hurry = self._hurry.is_set()
-        session = self._session  # after that: `_open` sets them in the other order
-        keep_bytes, self._keep_free_bytes = self._keep_free_bytes, None
-        query: dict[str, object] = {} if keep_bytes is None else {"keep_free": keep_bytes}
-        wait_seconds = 0.0 if hurry or not self._listed.is_set() else LONGEST_WAIT_SECONDS
-        listing, now = self._wire.listing(seen=seen, wait=wait_seconds, **query)
+        session = self._session
+        wait_seconds = LONGEST_WAIT_SECONDS if self._listed.is_set() else 0.0
+        listing, now = self._wire.listing(seen=seen, wait=wait_seconds)
         if session and session is self._session and listing.holder != session.name:
             # The relay was restarted, or has not heard of us for long.
-            self._wire.ask("POST", "/v1/session", session.body)
-            log.info("relay %s holds the spool for this run again", self._address.url)
+            self._hold_again(session)
         self._apply(listing, session)
         self._listed.set()
-        if hurry:
-            self._hurry.clear()
-            self._fresh.set()
         return now
 
-    def _apply(self, listing: Listing, session: _Session | None) -> None:
+    def _hold_again(self, session: Session) -> None:
+        try:
+            self._wire.ask("POST", "/v1/session", session.body)
+        except RelayRefusedError as error:
+            if error.kind != Kind.NO_SPOOL:  # else its server was not started again yet
+                raise
+        else:
+            log.info("relay %s holds the spool for this run again", self._address.url)
+
+    def _apply(self, listing: Listing, session: Session | None) -> None:
         self._shown.server(listing, self._server_json)
         if session is not None and session.client.run != self._over:
             self._downloads.gone(listing.finished)
@@ -382,7 +358,7 @@ class _MirrorClient(SpoolClient):
     @override
     def trim_free(self, keep_bytes: int) -> None:
         super().trim_free(keep_bytes)
-        self._mirror.keep_free(keep_bytes)
+        self._mirror.trim_free(keep_bytes)
 
     @override
     def cleanup(self, run: str) -> None:
@@ -393,12 +369,3 @@ class _MirrorClient(SpoolClient):
     def _remove(self, rid: RequestId) -> None:
         super()._remove(rid)
         self._mirror.discard(rid)
-
-
-def _spool_error(error: RelayRefusedError) -> SpoolError:
-    """Say it as a spool of this machine would."""
-    if error.kind == Kind.HELD:
-        return SpoolBusyError(str(error))
-    if error.kind == Kind.NO_SPOOL:
-        return SpoolMissingError(str(error))
-    return SpoolForeignError(str(error))

@@ -34,6 +34,15 @@ class Kind(StrEnum):
     BUSY = "busy"
 
 
+class RefusalError(Exception):
+    """A request is refused with a status, a kind and a message that says what to do."""
+
+    def __init__(self, status: int, kind: Kind, message: str, **more: object) -> None:
+        super().__init__(message)
+        self.status = status
+        self.content: dict[str, object] = {"code": status, "kind": kind, "message": message, **more}
+
+
 @dataclass(frozen=True, slots=True)
 class Listing:
     """What a relay's spool holds at one moment."""

@@ -31,6 +31,7 @@ class Releases:
         self._changed = threading.Condition()
         self._pending: dict[RequestId, str] = {}
         self._runs: set[str] = set()
+        self._keep_bytes: int | None = None
         self._done: OrderedDict[RequestId, None] = OrderedDict()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True, name="relay-releases")
@@ -42,7 +43,7 @@ class Releases:
 
     def __len__(self) -> int:
         """Count what is not acknowledged."""
-        return len(self._pending) + len(self._runs)
+        return len(self._pending) + len(self._runs) + (self._keep_bytes is not None)
 
     def give_back(self, rid: RequestId) -> None:
         """Let the server reuse a dump's file."""
@@ -58,6 +59,13 @@ class Releases:
             self._runs.add(run)
             self._changed.notify_all()
 
+    def trim_free(self, keep_bytes: int) -> None:
+        """Have free files removed until they hold at most so much."""
+        with self._changed:
+            known = self._keep_bytes
+            self._keep_bytes = keep_bytes if known is None else min(known, keep_bytes)
+            self._changed.notify_all()
+
     def flush(self, timeout_seconds: float) -> bool:
         """Wait until all is acknowledged; tell whether it is."""
         with self._changed:
@@ -69,6 +77,7 @@ class Releases:
             count = len(self)
             self._pending.clear()
             self._runs.clear()
+            self._keep_bytes = None
             return count
 
     def close(self) -> None:
@@ -91,18 +100,22 @@ class Releases:
                 if self._stop.is_set():
                     return
                 batch = dict(list(self._pending.items())[:LARGEST_BATCH])
-                runs = set(self._runs)
+                runs, keep_bytes = set(self._runs), self._keep_bytes
             try:
-                self._wire.ask("POST", "/v1/release", _body(batch, runs))
+                self._wire.ask("POST", "/v1/release", _body(batch, runs, keep_bytes))
             except (RelayAwayError, RelayRefusedError) as error:
                 # The mirror says that the line is cut, and opens the session again if it ran out.
                 log.debug("%d releases wait: %s", len(self), error)
                 self._stop.wait(PAUSE_SECONDS)
             else:
-                self._acknowledged(batch, runs)
+                self._acknowledged(batch, runs, keep_bytes)
 
-    def _acknowledged(self, batch: dict[RequestId, str], runs: set[str]) -> None:
+    def _acknowledged(
+        self, batch: dict[RequestId, str], runs: set[str], keep_bytes: int | None
+    ) -> None:
         with self._changed:
+            if self._keep_bytes == keep_bytes:
+                self._keep_bytes = None
             for rid in batch:
                 self._done[rid] = None
                 self._pending.pop(rid, None)
@@ -112,8 +125,13 @@ class Releases:
             self._changed.notify_all()
 
 
-def _body(batch: dict[RequestId, str], runs: set[str]) -> dict[str, object]:
+def _body(batch: dict[RequestId, str], runs: set[str], keep_bytes: int | None) -> dict[str, object]:
     def of(kind: str) -> list[str]:
         return [str(rid) for rid, what in batch.items() if what == kind]
 
-    return {"give_back": of("give_back"), "discard": of("discard"), "discard_runs": sorted(runs)}
+    return {
+        "give_back": of("give_back"),
+        "discard": of("discard"),
+        "discard_runs": sorted(runs),
+        "keep_free": keep_bytes,
+    }

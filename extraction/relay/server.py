@@ -21,28 +21,22 @@ from typing import TYPE_CHECKING, Any, Final
 import xxhash
 from aiohttp import web
 
-from extraction.relay.directory_watch import DirectoryWatch
-from extraction.relay.held_spool import HeldByOtherError, HeldSpool, NotHeldError, refused_locally
 from extraction.relay.protocol import (
     LONGEST_WAIT_SECONDS,
     SESSION_HEADER,
     VERSION,
     VERSION_HEADER,
     Kind,
+    RefusalError,
 )
-from extraction.spool import (
-    ClientInfo,
-    RequestId,
-    SpoolBusyError,
-    SpoolForeignError,
-    SpoolMissingError,
-)
+from extraction.spool import ClientInfo, RequestId
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
     from typing import BinaryIO
 
+    from extraction.relay.held_spool import HeldSpool
     from extraction.relay.protocol import Listing
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -52,17 +46,12 @@ log = logging.getLogger(__name__)
 EXPIRE_SECONDS: Final = 0.5
 DEAD_LINE_SECONDS: Final = 60.0
 """A connection that takes nothing for so long is given up."""
+LOOK_SECONDS: Final = 0.05
+"""Between two looks whether anything has changed in the spool, while a client waits for that."""
 _LARGEST_BODY_BYTES: Final = 8 << 20
+_LONGEST_NAME: Final = 128
+"""Of a store: it goes into the header of each dump, where there is only so much room."""
 _REMEMBERED_DIGESTS: Final = 4096
-
-
-class RefusalError(Exception):
-    """A request is refused with a status, a kind and a message that says what to do."""
-
-    def __init__(self, status: int, kind: Kind, message: str, **more: object) -> None:
-        super().__init__(message)
-        self.status = status
-        self.content: dict[str, object] = {"code": status, "kind": kind, "message": message, **more}
 
 
 class Relay:
@@ -81,7 +70,6 @@ class Relay:
         self._expected = f"Bearer {token}".encode() if token else b""
         self._max_connections = max_connections
         self._active = 0
-        self._watch: DirectoryWatch | None = None
         self._digests: OrderedDict[RequestId, asyncio.Task[tuple[int, str]]] = OrderedDict()
 
     def application(self) -> web.Application:
@@ -95,7 +83,7 @@ class Relay:
         app.router.add_get("/v1/dumps/{rid}", self._dump)
         app.router.add_get("/v1/dumps/{rid}/digest", self._digest)
         app.router.add_post("/v1/release", self._release)
-        app.cleanup_ctx.append(self._watching)
+        app.cleanup_ctx.append(self._tidying)
         return app
 
     # --- handlers -----------------------------------------------------------------------------
@@ -110,24 +98,26 @@ class Relay:
             RequestId(client.run, 0, 0, 1)  # its token is one
         except (KeyError, ValueError) as error:
             raise _bad(f"a session needs a run ([a-z0-9], up to 32) and a store: {error}") from None
-        if not (session := _session(request)):
-            raise _bad(f"a session needs a name of its own, in {SESSION_HEADER}")
+        session = _session(request)
+        if not session or len(client.store) > _LONGEST_NAME:
+            raise _bad(
+                f"a session needs a name of its own, in {SESSION_HEADER}, and a store of at most "
+                f"{_LONGEST_NAME} characters"
+            )
         self._spool.open(session, client, str(body.get("host", "?"))[:256])
-        self._wake()
         return web.json_response({"lease_seconds": self._spool.lease_seconds})
 
     async def _leave(self, request: web.Request) -> web.Response:
-        self._spool.leave(_session(request))
-        self._wake()
+        session = _session(request)
+        with contextlib.suppress(RefusalError):
+            # In a thread, as below: to free tens of gigabytes takes seconds.
+            await asyncio.to_thread(self._spool.held_for(session).trim_free, 0)
+        self._spool.leave(session)
         return web.json_response({})
 
     async def _listing(self, request: web.Request) -> web.Response:
         session, seen = _session(request), request.query.get("seen", "")
-        keep_bytes = _number(request, "keep_free")
-        if keep_bytes is not None:
-            with contextlib.suppress(NotHeldError):
-                self._spool.held_for(session).trim_free(int(keep_bytes))
-        wait_seconds = min(_number(request, "wait") or 0.0, LONGEST_WAIT_SECONDS)
+        wait_seconds = min(_seconds(request, "wait"), LONGEST_WAIT_SECONDS)
         self._spool.listens(session, request.transport)
         listing = await self._wait_for_news(request, seen, wait_seconds)
         return web.json_response(listing.to_json())
@@ -161,10 +151,22 @@ class Relay:
     async def _release(self, request: web.Request) -> web.Response:
         body = await _read_json(request)
         give_back, discard = _rids(body, "give_back"), _rids(body, "discard")
-        session = _session(request)
-        self._spool.release(session, give_back, discard)
-        for one in body.get("discard_runs", []):
-            self._spool.held_for(session).cleanup(str(one))
+        runs, keep_bytes = body.get("discard_runs", []), body.get("keep_free")
+        if not isinstance(runs, list) or not isinstance(keep_bytes, int | None):
+            raise _bad("discard_runs must be a list of runs, and keep_free a number of bytes")
+        spool = self._spool.held_for(_session(request))
+
+        def release() -> None:
+            for rid in give_back:
+                spool.give_back(rid)
+            for rid in discard:
+                spool.discard(rid)
+            for run in runs:
+                spool.cleanup(str(run))
+            if keep_bytes is not None:
+                spool.trim_free(keep_bytes)
+
+        await asyncio.to_thread(release)
         for rid in {*give_back, *discard}:
             self._digests.pop(rid, None)
         return web.json_response({})
@@ -175,12 +177,14 @@ class Relay:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         while True:
-            change = self._watch.next_change() if self._watch else asyncio.Event()
+            state = self._spool.state()
             listing = self._spool.listing()
-            left = deadline - loop.time()
-            if self._watch is None or listing.seen != seen or left <= 0 or _is_gone(request):
+            if listing.seen != seen:
                 return listing
-            await self._watch.wait(change, left)
+            while self._spool.state() == state:
+                if loop.time() >= deadline or _is_gone(request):
+                    return listing
+                await asyncio.sleep(LOOK_SECONDS)
 
     def _finished(self, request: web.Request) -> tuple[RequestId, Path]:
         rid = RequestId.parse(request.match_info["rid"])
@@ -202,16 +206,10 @@ class Relay:
                 self._digests.popitem(last=False)
         return task
 
-    def _wake(self) -> None:
-        if self._watch is not None:
-            self._watch.wake()
-
-    async def _watching(self, _: web.Application) -> AsyncIterator[None]:
-        self._watch = DirectoryWatch(self._spool.path)
+    async def _tidying(self, _: web.Application) -> AsyncIterator[None]:
         expiring = asyncio.create_task(self._expire())
         yield
         expiring.cancel()
-        self._watch.close()
         self._spool.let_go()
         await asyncio.gather(expiring, *self._digests.values(), return_exceptions=True)
 
@@ -242,7 +240,7 @@ class Relay:
         if self._expected and not hmac.compare_digest(shown, self._expected):
             what = "another token than this relay's" if shown else "no token"
             raise RefusalError(401, Kind.TOKEN, f"{what}: {_ABOUT_TOKENS}")
-        version = request.headers.get(VERSION_HEADER, VERSION)
+        version = request.headers.get(VERSION_HEADER, "none")  # no web page can send it
         if version != VERSION:
             raise RefusalError(
                 400,
@@ -287,7 +285,10 @@ async def _send(request: web.Request, file: BinaryIO) -> web.StreamResponse:
         raise ConnectionResetError("the client has gone")
     line = transport.get_extra_info("socket")
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(DEAD_LINE_SECONDS * 1000))
-    await asyncio.get_running_loop().sendfile(transport, file, start, size_bytes - start)
+    try:
+        await asyncio.get_running_loop().sendfile(transport, file, start, size_bytes - start)
+    except (TimeoutError, RuntimeError) as error:  # a dead line; or it is closing
+        raise ConnectionResetError(str(error)) from error
     await response.write_eof()
     return response
 
@@ -305,7 +306,9 @@ def _hash(path: Path) -> tuple[int, str]:
     try:
         size_bytes = os.fstat(descriptor).st_size
         with mmap.mmap(descriptor, size_bytes, prot=mmap.PROT_READ) as content:
-            return size_bytes, xxhash.xxh3_128_hexdigest(content)
+            hasher = xxhash.xxh3_128()
+            hasher.update(content)  # all at once, older versions of it hold up the other threads
+            return size_bytes, hasher.hexdigest()
     finally:
         os.close(descriptor)
 
@@ -318,10 +321,8 @@ def _is_gone(request: web.Request) -> bool:
     return request.transport is None or request.transport.is_closing()
 
 
-def _number(request: web.Request, name: str) -> float | None:
-    text = request.query.get(name)
-    if text is None:
-        return None
+def _seconds(request: web.Request, name: str) -> float:
+    text = request.query.get(name, "0")
     try:
         value = float(text)
     except ValueError:
@@ -366,14 +367,6 @@ def _explain(error: Exception) -> web.Response:
             response = web.json_response({"error": error.content}, status=error.status)
         case web.HTTPException():
             response = _refuse(error.status, Kind.REQUEST, f"{error.reason}: not a relay's path")
-        case HeldByOtherError():
-            response = _refuse(409, Kind.HELD, str(error), idle_seconds=error.idle_seconds)
-        case SpoolBusyError():
-            response = _refuse(409, Kind.HELD, refused_locally(error), idle_seconds=0.0)
-        case NotHeldError():
-            response = _refuse(409, Kind.LOST, str(error))
-        case SpoolMissingError() | SpoolForeignError():
-            response = _refuse(503, Kind.NO_SPOOL, f"on the relay's host: {error}")
         case _:
             log.error("unexpected error", exc_info=error)
             response = _refuse(500, Kind.REQUEST, f"the relay failed, see its log: {error!r}")

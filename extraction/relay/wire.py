@@ -40,6 +40,10 @@ class RelayRefusedError(Exception):
         self.idle_seconds = idle_seconds
 
 
+class StrangerError(RelayRefusedError):
+    """What answered is no relay: the wrong URL, or something in front of a relay that is away."""
+
+
 @dataclass(frozen=True, slots=True)
 class RelayAddress:
     """Where a relay is, and what it takes to be let in."""
@@ -222,8 +226,8 @@ class Wire:
             str(error.get("kind")), message, float(error.get("idle_seconds") or 0.0)
         )
 
-    def _stranger(self, what: str) -> RelayRefusedError:
-        return RelayRefusedError(
+    def _stranger(self, what: str) -> StrangerError:
+        return StrangerError(
             Kind.REQUEST,
             f"{self._address.url} answers with {what}: give the URL that `hsstore relay` printed, not "
             "that of the server",

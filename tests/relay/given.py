@@ -90,8 +90,7 @@ class Line:
     """
 
     def __init__(self, target: str) -> None:
-        parts = urlsplit(target)
-        self._target = parts.hostname, parts.port
+        self._target = _host_and_port(target)
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
         self._serving: list[asyncio.Task[None]] = []
@@ -121,6 +120,12 @@ class Line:
         self.is_cut = True
         for writer in self._open:
             writer.transport.abort()
+
+    def lead_to(self, target: str) -> None:
+        """Lead to somebody else from now on."""
+        self.cut()
+        self._target = _host_and_port(target)
+        self.mend()
 
     def mend(self) -> None:
         """Let connections through again."""
@@ -167,3 +172,8 @@ class Line:
             return piece
         self.spoil_at = -1
         return piece[:at] + bytes([piece[at] ^ 1]) + piece[at + 1 :]
+
+
+def _host_and_port(url: str) -> tuple[str | None, int | None]:
+    parts = urlsplit(url)
+    return parts.hostname, parts.port

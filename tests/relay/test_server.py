@@ -10,7 +10,8 @@ import aiohttp
 import pytest
 import xxhash
 
-from extraction.relay.protocol import SESSION_HEADER, VERSION_HEADER
+import extraction.relay.held_spool
+from extraction.relay.protocol import SESSION_HEADER, VERSION, VERSION_HEADER
 from extraction.relay.serve import RelayOptions, relaying
 from extraction.relay.token import read_token
 from hsstore.errors import InputError
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from extraction.spool import SpoolServer
 
-LET_IN = {"Authorization": f"Bearer {TOKEN}", SESSION_HEADER: "a-session"}
+LET_IN = {"Authorization": f"Bearer {TOKEN}", VERSION_HEADER: VERSION, SESSION_HEADER: "a-session"}
 
 
 @asynccontextmanager
@@ -68,6 +69,8 @@ async def test_another_version_is_refused_by_name(server: SpoolServer) -> None:
         assert (status, answer["error"]["kind"]) == (400, "version")
         assert "version 1" in answer["error"]["message"]
         assert "client 7" in answer["error"]["message"]
+        del http.headers[VERSION_HEADER]  # as a web page would ask
+        assert (await get(http, "/v1/spool"))[1]["error"]["kind"] == "version"
 
 
 @pytest.mark.parametrize(
@@ -104,6 +107,32 @@ async def test_a_range_is_sent_and_the_digest_is_that_of_the_whole(server: Spool
         digest = xxhash.xxh3_128_hexdigest(content)
         said = {"size_bytes": len(content), "xxh3_128": digest}
         assert await get(http, f"/v1/dumps/{rid}/digest") == (200, said)
+
+
+async def test_a_broken_connection_gives_way_to_runs_of_the_same_store_only(
+    server: SpoolServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extraction.relay.held_spool, "ORPHANED_SECONDS", -1.0)
+    async with asking(server.directory.path) as http:
+        await hold(http)  # and never listens
+        found = []
+        for store in ("another", CLIENT.store, "x" * 2000):
+            body = {"run": "next", "store": store}
+            other = {SESSION_HEADER: "another-session"}
+            async with http.post("/v1/session", json=body, headers=other) as response:
+                found.append(response.status)
+        assert found == [409, 200, 400]
+
+
+async def test_free_files_are_trimmed(server: SpoolServer) -> None:
+    async with asking(server.directory.path) as http:
+        await hold(http)
+        capture(server, request(1))
+        body = {"give_back": [str(request(1))]}
+        for more, left in ({}, 1), ({"keep_free": 0}, 0):
+            async with http.post("/v1/release", json=body | more) as response:
+                assert response.status == 200
+            assert len(list((server.directory.path / "free").iterdir())) == left
 
 
 async def test_what_is_released_twice_is_no_error(server: SpoolServer) -> None:
@@ -176,7 +205,7 @@ async def test_nobody_else_gets_in_without_a_token(room: Path) -> None:
                 pass
     async with (
         relaying(RelayOptions(room / "spool", port=0)) as url,
-        aiohttp.ClientSession(url) as http,
+        aiohttp.ClientSession(url, headers={VERSION_HEADER: VERSION}) as http,
     ):
         assert (await get(http, "/v1/spool"))[0] == 200  # its own machine may
     assert TOKEN not in repr(RelayOptions(room, token=TOKEN))

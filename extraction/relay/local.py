@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import threading
@@ -26,9 +27,10 @@ from extraction.spool.heartbeat import HeartbeatWriter
 from extraction.spool.lock import FileLock, read_holder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Container, Iterable, Iterator
     from pathlib import Path
 
+    from extraction.relay.protocol import Listing
     from extraction.spool import Heartbeat
 
 _OF_A_SERVER: Final = (SERVER_JSON, HEARTBEAT, LIMIT)
@@ -36,6 +38,8 @@ _OF_A_SERVER: Final = (SERVER_JSON, HEARTBEAT, LIMIT)
 
 class LocalSpool:
     """The directory of one mirror. What a killed mirror left whole is used again.
+
+    `show_server` and `show_files` are for one thread at a time.
 
     Attributes
     ----------
@@ -69,6 +73,9 @@ class LocalSpool:
         self._heartbeat: HeartbeatWriter | None = None
         self._beat_lock = threading.Lock()
         self._limit_bytes = -1
+        self._announced = ""
+        self._parts: set[RequestId] = set()
+        self._failed: set[RequestId] = set()
         self._remove([*_OF_A_SERVER, *self._names(PART), *self._names(TEMPORARY)])
 
     def finished(self) -> set[RequestId]:
@@ -76,39 +83,45 @@ class LocalSpool:
         names = (name.removesuffix(FINISHED) for name in self._names(FINISHED))
         return {rid for rid in map(RequestId.parse, names) if rid is not None}
 
-    def hold(self) -> None:
-        """Hold the server's lock: a server lives there."""
+    def show_server(self, listing: Listing, read_json: Callable[[], bytes | None]) -> None:
+        """Show whether a server is there, what it says of itself, and what room it has.
+
+        Parameters
+        ----------
+        read_json
+            Asks for server.json; None: it is gone.
+        """
+        if not listing.alive:
+            self._let_go()
+            return
+        self._limit(listing.room_bytes)
         if self._server_lock is None:
             self._server_lock = FileLock.acquire(
                 self.directory.path / SERVER_LOCK,
                 mode=self.directory.file_mode,
                 holder=self._holder,
             )
+        if listing.info == self._announced:
+            return
+        self._retract()
+        text = read_json() if listing.info else None
+        if text is not None:
+            self._announce(_without_log(text))
+            self._announced = listing.info
 
-    def announce(self, server_json: bytes) -> None:
-        """Say what the server says of itself."""
-        with self._beat_lock:
-            if self._heartbeat is None:
-                temporary = self.directory.path / (HEARTBEAT + TEMPORARY)
-                self._heartbeat = HeartbeatWriter(self.directory.create_file(temporary))
-                self._heartbeat.beat(forwards=0, rows=0, queue_depth=0, free_bytes=0)
-                temporary.rename(self.directory.path / HEARTBEAT)
-        self.directory.write(self.directory.path / SERVER_JSON, server_json)
-
-    def retract(self) -> None:
-        """Take the announcement back: the server is another one now, or gone."""
-        self._remove([SERVER_JSON, HEARTBEAT])
-        with self._beat_lock:
-            if self._heartbeat is not None:
-                self._heartbeat.close()
-                self._heartbeat = None
-
-    def let_go(self) -> None:
-        """Let the server's lock go: no server lives there."""
-        self.retract()
-        if self._server_lock is not None:
-            self._server_lock.release()
-            self._server_lock = None
+    def show_files(self, listing: Listing, run: str, released: Container[RequestId]) -> None:
+        """Show failed captures, and those of one run that are under way; not those released here."""
+        for rid, reason in listing.errors.items():
+            if rid not in self._failed and rid not in released:
+                self.fail(rid, reason)
+        self._failed = set(listing.errors)
+        parts = {rid for rid in listing.partial if rid.run == run and rid not in released}
+        for rid in parts - self._parts:
+            with suppress(FileExistsError):  # never what is being fetched
+                self.directory.part(rid).touch(self.directory.file_mode, exist_ok=False)
+        for rid in self._parts - parts - listing.finished.keys():
+            self.directory.part(rid).unlink(missing_ok=True)
+        self._parts = parts
 
     def beat(self, beat: Heartbeat, coming: int) -> None:
         """Show progress: the server's, or bytes that came.
@@ -127,31 +140,18 @@ class LocalSpool:
                     free_bytes=beat.free_bytes,
                 )
 
-    def limit(self, room_bytes: int) -> None:
-        """Say how many bytes new files may take at the server."""
-        if room_bytes != self._limit_bytes:
-            with suppress(OSError):  # no room here to say it: it is advice
-                self.directory.write(self.directory.path / LIMIT, str(room_bytes).encode())
-                self._limit_bytes = room_bytes
-
-    def show_parts(self, rids: Iterable[RequestId]) -> None:
-        """Show captures under way as empty files."""
-        for rid in rids:
-            with suppress(FileExistsError):  # never what is being fetched
-                self.directory.part(rid).touch(self.directory.file_mode, exist_ok=False)
-
-    def hide_parts(self, rids: Iterable[RequestId]) -> None:
-        """Take such files away again."""
-        for rid in rids:
-            self.directory.part(rid).unlink(missing_ok=True)
-
     def fail(self, rid: RequestId, reason: str) -> None:
         """Show why there will be no dump."""
-        self.directory.write(self.directory.error(rid), reason.encode())
+        path = self.directory.error(rid)
+        try:
+            self.directory.write(path, reason.encode())
+        except OSError:
+            # No page left for the reason: an empty file says "full", as the server's own does.
+            os.close(self.directory.create_file(path))
 
     def close(self) -> None:
         """Remove all that is the mirror's, and the directory with it."""
-        self.let_go()
+        self._let_go()
         for kind in (PART, FINISHED, ERROR):
             self._remove(
                 name for name in self._names(kind) if RequestId.is_one(name.removesuffix(kind))
@@ -160,6 +160,37 @@ class LocalSpool:
         FreeFiles(self.directory.path / FREE).trim(0)
         self.directory.remove_if_empty()
         self._mirror_lock.release()
+
+    def _limit(self, room_bytes: int) -> None:
+        """Say how many bytes new files may take at the server."""
+        if room_bytes != self._limit_bytes:
+            with suppress(OSError):  # no room here to say it: it is advice
+                self.directory.write(self.directory.path / LIMIT, str(room_bytes).encode())
+                self._limit_bytes = room_bytes
+
+    def _announce(self, server_json: bytes) -> None:
+        with self._beat_lock:
+            temporary = self.directory.path / (HEARTBEAT + TEMPORARY)
+            self._heartbeat = HeartbeatWriter(self.directory.create_file(temporary))
+            self._heartbeat.beat(forwards=0, rows=0, queue_depth=0, free_bytes=0)
+            temporary.rename(self.directory.path / HEARTBEAT)
+        self.directory.write(self.directory.path / SERVER_JSON, server_json)
+
+    def _retract(self) -> None:
+        """Take the announcement back: the server is another one now, or gone."""
+        self._announced = ""
+        self._remove([SERVER_JSON, HEARTBEAT])
+        with self._beat_lock:
+            if self._heartbeat is not None:
+                self._heartbeat.close()
+                self._heartbeat = None
+
+    def _let_go(self) -> None:
+        """Show that no server lives there."""
+        self._retract()
+        if self._server_lock is not None:
+            self._server_lock.release()
+            self._server_lock = None
 
     def _names(self, ending: str) -> Iterator[str]:
         with suppress(FileNotFoundError):
@@ -170,3 +201,13 @@ class LocalSpool:
     def _remove(self, names: Iterable[str]) -> None:
         for name in list(names):
             (self.directory.path / name).unlink(missing_ok=True)
+
+
+def _without_log(server_json: bytes) -> bytes:
+    """Leave out the path of the server's log: here it would name another file, or none."""
+    try:
+        content = json.loads(server_json)
+        content["log_path"] = ""
+    except (TypeError, ValueError):
+        return server_json  # whoever reads it will say what is wrong
+    return json.dumps(content, indent=1).encode()

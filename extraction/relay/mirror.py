@@ -25,7 +25,6 @@ from extraction.relay.local import LocalSpool
 from extraction.relay.opening import Session, begin, passes, spool_error
 from extraction.relay.protocol import LONGEST_WAIT_SECONDS, Kind
 from extraction.relay.releases import Releases
-from extraction.relay.shown import Shown
 from extraction.relay.wire import (
     RelayAddress,
     RelayAwayError,
@@ -78,7 +77,6 @@ class Mirror:
         """Whether the relay has ever answered."""
         self._line = Line(address.url)
         self._local = LocalSpool(path, address.url)
-        self._shown = Shown(self._local)
         self._downloads = Downloads(self._local, self._new_wire, self._moved)
         self._releases = Releases(self._new_wire)
         self._wire = self._new_wire()
@@ -156,7 +154,8 @@ class Mirror:
 
     def discard(self, rid: RequestId) -> None:
         """Discard a request at the server too."""
-        self._releases.discard(rid)
+        if rid.run != self._over:  # else its run is discarded
+            self._releases.discard(rid)
         self._downloads.forget(rid)
 
     def discard_run(self, run: str) -> None:
@@ -177,17 +176,16 @@ class Mirror:
 
     async def _open(self, session: Session, timeout_seconds: float, most_bytes: int | None) -> None:
         """Hold the spool, and wait until what lay there is here: it is salvaged once, at the start."""
-
-        def room() -> int:
-            room_bytes = headroom_bytes(self.path) // 2
-            return min(room_bytes, most_bytes or room_bytes)
-
+        room_bytes = headroom_bytes(self.path) // 2
+        room_bytes = min(room_bytes, most_bytes or room_bytes)
         began = time.monotonic()
         with Wire(self._address, lambda: session.name) as wire:
             while True:
                 self._check_going()
                 try:
-                    coming = await asyncio.to_thread(begin, wire, session, self._downloads, room())
+                    coming = await asyncio.to_thread(
+                        begin, wire, session, self._downloads, room_bytes
+                    )
                     break
                 except (RelayAwayError, RelayRefusedError) as error:
                     self._line.bad(error)
@@ -224,6 +222,7 @@ class Mirror:
         """Have the relay do what it was asked for, and tell it that we have left."""
         flushed = self.broken is None and self._releases.flush(FLUSH_SECONDS)
         self._session = None
+        self._downloads.gone({})  # what is not here yet is not for us
         left = self._releases.drop()
         if left:
             log.warning(
@@ -286,11 +285,11 @@ class Mirror:
             log.info("relay %s holds the spool for this run again", self._address.url)
 
     def _apply(self, listing: Listing, session: Session | None) -> None:
-        self._shown.server(listing, self._server_json)
+        self._local.show_server(listing, self._server_json)
         if session is not None and session.client.run != self._over:
             self._downloads.gone(listing.finished)
             self._downloads.add(listing.finished, self._releases)
-            self._shown.files(listing, session.client.run, self._releases)
+            self._local.show_files(listing, session.client.run, self._releases)
         state = listing.heartbeat, self._downloads.coming
         if state != self._beaten:
             self._beat(*state)
@@ -362,8 +361,8 @@ class _MirrorClient(SpoolClient):
 
     @override
     def cleanup(self, run: str) -> None:
-        super().cleanup(run)
         self._mirror.discard_run(run)
+        super().cleanup(run)
 
     @override
     def _remove(self, rid: RequestId) -> None:

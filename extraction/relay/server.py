@@ -176,15 +176,15 @@ class Relay:
     async def _wait_for_news(self, request: web.Request, seen: str, seconds: float) -> Listing:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
+        state: object = None
         while True:
-            state = self._spool.state()
-            listing = self._spool.listing()
-            if listing.seen != seen:
-                return listing
-            while self._spool.state() == state:
-                if loop.time() >= deadline or _is_gone(request):
+            over = loop.time() >= deadline or _is_gone(request)
+            before, state = state, self._spool.state()
+            if over or state != before:
+                listing = self._spool.listing()
+                if over or listing.seen != seen:
                     return listing
-                await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(LOOK_SECONDS)
 
     def _finished(self, request: web.Request) -> tuple[RequestId, Path]:
         rid = RequestId.parse(request.match_info["rid"])

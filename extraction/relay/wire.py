@@ -1,7 +1,7 @@
 """HTTP from a client to a relay: one connection, blocking, for one thread.
 
-No retry is hidden in here but one: a connection that the relay closed while it was idle. Proxies of
-the environment are never used.
+No retry is hidden in here: also one that finds its connection closed, as it was idle, is repeated by
+who sent it. Proxies of the environment are never used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 SILENT_SECONDS: Final = 8.0
 """A relay that sends nothing for so long is away: it answers a listing within a second."""
-_STALE = (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError)
 
 
 class RelayAwayError(Exception):
@@ -175,29 +174,17 @@ class Wire:
         body: Mapping[str, object] | None,
         headers: dict[str, str],
     ) -> http.client.HTTPResponse:
-        reused = self._connection.sock is not None
         content = None if body is None else json.dumps(body)
-        said = {VERSION_HEADER: VERSION, "Accept-Encoding": "identity", **headers}
+        said = {VERSION_HEADER: VERSION, **headers}
         if session := self._session():
             said[SESSION_HEADER] = session
         if self._address.token:
             said["Authorization"] = f"Bearer {self._address.token}"
-        try:
-            return self._send_once(method, path, content, said)
-        except _STALE:
-            if not reused:
-                raise
-        self._connection.close()
-        return self._send_once(method, path, content, said)
-
-    def _send_once(
-        self, method: str, path: str, content: str | None, headers: dict[str, str]
-    ) -> http.client.HTTPResponse:
         if self._connection.sock is None and not self._closed:
             self._connection.connect()
         if self._closed:  # by another thread, perhaps while we connected
             raise RelayAwayError("the connection was closed here")
-        self._connection.request(method, self._prefix + path, content, headers)
+        self._connection.request(method, self._prefix + path, content, said)
         return self._connection.getresponse()
 
     def _refuse(self, response: http.client.HTTPResponse) -> None:

@@ -13,6 +13,8 @@ import pytest
 from aiohttp import test_utils, web
 
 import extraction.relay.download
+import extraction.relay.held_spool
+import extraction.relay.opening
 from extraction.relay.mirror import Mirror
 from extraction.relay.wire import RelayAddress
 from extraction.spool import (
@@ -250,8 +252,9 @@ async def test_a_server_that_goes_and_comes_back_does_so_here_too(room: Path, he
 
 
 async def test_a_second_client_is_told_who_holds_the_spool(
-    server: SpoolServer, room: Path, here: Path
+    server: SpoolServer, room: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(extraction.relay.opening, "HELD_SECONDS", 0.5)
     async with relay(server.directory.path) as url, mirror(url, here) as one:
         async with one.hold(CLIENT, 30), mirror(url, room / "other" / "spool") as other:
             with pytest.raises(SpoolBusyError, match=f"held by run {CLIENT.run} of host"):
@@ -272,9 +275,10 @@ async def test_two_mirrors_do_not_share_a_directory(server: SpoolServer, here: P
 
 
 async def test_a_run_whose_connection_broke_gives_way_to_the_next(
-    server: SpoolServer, room: Path, here: Path
+    server: SpoolServer, room: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a SIGKILL: nothing was said, and the dump is still there."""
+    monkeypatch.setattr(extraction.relay.held_spool, "ORPHANED_SECONDS", 0.5)
     async with relay(server.directory.path) as url, Line(url) as line:
         dead = Mirror(RelayAddress(line.url, TOKEN), room / "dead" / "spool")
         async with dead:
@@ -454,10 +458,10 @@ async def test_something_else_that_answers_for_a_while_ends_nothing(
     server: SpoolServer, here: Path
 ) -> None:
     """As a proxy does, while the relay behind it is started again."""
-    asked = asyncio.Event()
+    asked: list[str] = []
 
-    async def refuse(_: web.BaseRequest) -> web.Response:
-        asked.set()
+    async def refuse(request: web.BaseRequest) -> web.Response:
+        asked.append(request.path)
         return web.Response(status=404)
 
     async with (
@@ -468,8 +472,7 @@ async def test_something_else_that_answers_for_a_while_ends_nothing(
         proxy = test_utils.RawTestServer(refuse)
         async with one.hold(CLIENT, 30) as spool, proxy:
             line.lead_to(str(proxy.make_url("/")))
-            async with asyncio.timeout(60):
-                await asked.wait()
+            await until(lambda: len(asked) > 1)
             capture(server, request(1))
             line.lead_to(url)
             await until(lambda: spool.settled([request(1)])[0])
@@ -484,8 +487,8 @@ async def test_a_spool_that_a_server_makes_anew_is_held_again(room: Path, here: 
             await until(lambda: SpoolView(here).server() is not None)
             holding = one.hold(CLIENT, 30)
             spool = await holding.__aenter__()
-        shutil.rmtree(path)
-        await until(lambda: not spool.server_alive())
+            shutil.rmtree(path)
+            await until(lambda: not spool.server_alive())
         with SpoolServer(path) as server:
             server.announce(make_info())
             await until((path / "client.json").exists)

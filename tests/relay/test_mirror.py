@@ -13,7 +13,6 @@ import pytest
 from aiohttp import test_utils, web
 
 import extraction.relay.download
-import extraction.relay.held_spool
 import extraction.relay.opening
 from extraction.relay.mirror import Mirror
 from extraction.relay.wire import RelayAddress
@@ -275,10 +274,9 @@ async def test_two_mirrors_do_not_share_a_directory(server: SpoolServer, here: P
 
 
 async def test_a_run_whose_connection_broke_gives_way_to_the_next(
-    server: SpoolServer, room: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+    server: SpoolServer, room: Path, here: Path
 ) -> None:
     """As after a SIGKILL: nothing was said, and the dump is still there."""
-    monkeypatch.setattr(extraction.relay.held_spool, "ORPHANED_SECONDS", 0.5)
     async with relay(server.directory.path) as url, Line(url) as line:
         dead = Mirror(RelayAddress(line.url, TOKEN), room / "dead" / "spool")
         async with dead:

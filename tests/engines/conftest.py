@@ -7,72 +7,26 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
 from aiohttp.test_utils import TestClient, TestServer
 
 from extraction.engines.embedded import ServeOptions, _server_info
-from extraction.engines.engine import EngineDescription, States
 from extraction.engines.http_server import make_app
 from extraction.engines.worker import Worker
 from extraction.spool import ClientInfo, RequestId, SpoolClient, SpoolServer
+from tests.engines.arithmetic import ArithmeticEngine
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    import numpy.typing as npt
-
 RUN = "0123456789ab"
-HIDDEN, SLOTS, VOCABULARY, MAX_TOKENS = 8, 3, 100, 2000
-
-
-class ArithmeticEngine:
-    """States that are a simple function of token, position and slot; waits when told to."""
-
-    def __init__(self) -> None:
-        self.go = threading.Event()
-        self.go.set()
-        self.seen: list[list[int]] = []
-        self.description = EngineDescription(
-            name="arithmetic",
-            version="1",
-            model="none",
-            num_layers=4,
-            hidden=HIDDEN,
-            layers=(0, 2),
-            final="post-norm",
-            dtype="bfloat16",
-            norm=None,
-            capture_hash="c" * 64,
-            vocabulary=VOCABULARY,
-            max_tokens=MAX_TOKENS,
-        )
-
-    def capture(
-        self, input_ids: npt.NDArray[np.int32], *, predict: bool, progress: Callable[[], None]
-    ) -> States:
-        """See `Engine.capture`; fails on a first token of 13."""
-        self.go.wait()
-        self.seen.append(input_ids.tolist())
-        progress()
-        if input_ids[0] == 13:
-            raise RuntimeError("unlucky")
-        return States(self.states(input_ids), int(input_ids[-1]) if predict else None)
-
-    @staticmethod
-    def states(input_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint16]:
-        """Return what `capture` gives."""
-        rows = len(input_ids)
-        base = np.arange(rows * SLOTS * HIDDEN, dtype=np.uint32).reshape(rows, SLOTS, HIDDEN)
-        return (base * 31 + input_ids[:, None, None].astype(np.uint32)).astype(np.uint16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +97,17 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def _serving(model: Path, spool: Path, **options: Any) -> Iterator[tuple[Any, str]]:
+def _serving(model: Path | None, spool: Path, **options: Any) -> Iterator[tuple[Any, str]]:
     code = """
-import json, sys
+import asyncio, json, sys
 from pathlib import Path
-from extraction.engines.embedded import ServeOptions, serve
-serve(ServeOptions(Path(sys.argv[1]), spool=Path(sys.argv[2]), **json.loads(sys.argv[3])))
+from extraction.engines.embedded import ServeOptions, serve, serve_engine
+options = ServeOptions(Path(sys.argv[1]), spool=Path(sys.argv[2]), **json.loads(sys.argv[3]))
+if sys.argv[1] == "None":
+    from tests.engines.arithmetic import ArithmeticEngine
+    asyncio.run(serve_engine(ArithmeticEngine, options))
+else:
+    serve(options)
 """
     arguments = [str(model), str(spool), json.dumps({"threads": 1, "layers": [0, 2, 5]} | options)]
     process = subprocess.Popen(
@@ -156,6 +115,7 @@ serve(ServeOptions(Path(sys.argv[1]), spool=Path(sys.argv[2]), **json.loads(sys.
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        cwd=Path(__file__).parents[2],
         env=os.environ | {"HF_HUB_OFFLINE": "1"},
     )
     with process:
@@ -169,5 +129,8 @@ serve(ServeOptions(Path(sys.argv[1]), spool=Path(sys.argv[2]), **json.loads(sys.
 
 @pytest.fixture
 def serving() -> Callable[..., Any]:
-    """Run `serve` in another process: a context manager of the process and its URL."""
+    """Run `serve` in another process: a context manager of the process and its URL.
+
+    Without a model it serves what is computed from the tokens, and imports no torch.
+    """
     return _serving

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import aiohttp
 import numpy as np
@@ -12,9 +13,6 @@ import pytest
 
 from extraction.engines.transformers_model import TransformersEngine
 from extraction.spool import ClientInfo, RequestId, SpoolClient, SpoolView
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 async def test_a_served_model_hands_its_own_states_over_and_ends_cleanly(
@@ -57,13 +55,13 @@ async def test_a_served_model_hands_its_own_states_over_and_ends_cleanly(
 
 
 def test_a_second_server_on_the_same_spool_is_refused_and_a_killed_one_is_seen_as_dead(
-    tiny_llama: Path, spool_path: Path, serving: Any
+    spool_path: Path, serving: Any
 ) -> None:
-    with serving(tiny_llama, spool_path) as (first, _):
+    with serving(None, spool_path) as (first, _):
         view = SpoolView(spool_path)
         assert view.server_alive()
 
-        with serving(tiny_llama, spool_path) as (second, url):
+        with serving(Path("unused"), spool_path) as (second, url):
             assert url == ""
             assert second.wait(timeout=20) != 0
             assert f"'pid': {first.pid}" in second.stderr.read()
@@ -74,20 +72,18 @@ def test_a_second_server_on_the_same_spool_is_refused_and_a_killed_one_is_seen_a
         assert view.server() is None
 
 
-def test_a_port_that_is_taken_is_refused(tiny_llama: Path, spool_path: Path, serving: Any) -> None:
-    with serving(tiny_llama, spool_path) as (_, url):
+def test_a_port_that_is_taken_is_refused(spool_path: Path, serving: Any) -> None:
+    with serving(None, spool_path) as (_, url):
         port = int(url.rpartition(":")[2])
 
-        with serving(tiny_llama, spool_path.with_name("other"), port=port) as (second, _):
+        with serving(Path("unused"), spool_path.with_name("other"), port=port) as (second, _):
             assert second.wait(timeout=20) != 0
             assert "RefusedError: cannot serve on 127.0.0.1" in second.stderr.read()
 
 
 @pytest.mark.parametrize("host", ["::1"])
-async def test_an_ipv6_address_is_served_too(
-    tiny_llama: Path, spool_path: Path, serving: Any, host: str
-) -> None:
-    with serving(tiny_llama, spool_path, host=host) as (_, url):
+async def test_an_ipv6_address_is_served_too(spool_path: Path, serving: Any, host: str) -> None:
+    with serving(None, spool_path, host=host) as (_, url):
         assert url.startswith("http://[::1]:")
         async with aiohttp.ClientSession() as session, session.get(f"{url}/health") as response:
             assert response.status == 200

@@ -198,11 +198,14 @@ class Extraction:
 
     def _find_worker(self) -> tuple[psutil.Process, Path] | None:
         """Return the worker process and the status page that it was given."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(self.process.pid).children():
-                arguments = child.cmdline()
-                if "extraction.worker" in arguments:
-                    return child, Path(arguments[arguments.index("extraction.worker") + 1])
+        # Asked often: psutil's `children` reads the whole process table each time.
+        with contextlib.suppress(OSError, psutil.NoSuchProcess):
+            for children in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
+                for pid in children.read_text().split():
+                    child = psutil.Process(int(pid))
+                    arguments = child.cmdline()
+                    if "extraction.worker" in arguments:
+                        return child, Path(arguments[arguments.index("extraction.worker") + 1])
         return None
 
     def status(self) -> RunStatus | None:

@@ -27,7 +27,6 @@ from hsstore.store import Store
 from hsstore.testing.finite import commit_states
 from tests.extraction.fake_model import Fault, fake_states
 from tests.extraction.fake_server import FakeServer, serve_fake
-from tests.extraction.processes import extract
 from tests.extraction.running import run_here
 from tests.extraction.tiny import write_data
 
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from hsstore.report import AgainstReport
-    from tests.extraction.processes import Server
 
 SAMPLES, ROWS = 12, 40
 SCHEMAS = Path(__file__).parents[2] / "schemas"
@@ -266,22 +264,6 @@ async def test_a_store_without_a_complete_sample_is_wrong_input(
 
     with pytest.raises(InputError, match="no sample is complete"):
         await ask_fake(store, fake)
-
-
-def test_a_real_server_gives_the_same_again_and_another_checkpoint_is_refused(
-    server: Server, other_server: Server, store: Path, data: Path
-) -> None:
-    ended = extract(store, server, "--data", data, "--limit", "20")
-    assert ended.code == 0, ended.log
-
-    report = ask(store, server.url, server.spool, samples=5)
-
-    assert report.ok
-    assert report.compared == 5
-    assert all(slot.least_cosine > 0.999 for slot in report.slots)
-    assert server.left_in_spool() == []
-    with pytest.raises(RefusedError, match="capture_hash is"):
-        ask(store, other_server.url, other_server.spool)
 
 
 async def test_the_command_shows_it_and_fails_when_states_differ(

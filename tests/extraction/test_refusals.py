@@ -13,7 +13,7 @@ import pytest
 from extraction.spool import ClientInfo, Norm, SpoolClient
 from hsstore.store import Store
 from tests.extraction.fake_server import serve_fake
-from tests.extraction.processes import SMALL_STORE, Extraction, extract, left_claims
+from tests.extraction.processes import SMALL_STORE, Extraction, left_claims
 from tests.extraction.running import run_here
 from tests.extraction.tiny import write_data
 
@@ -72,18 +72,6 @@ async def test_the_norm_of_another_width_is_refused_before_there_is_a_store(
     assert not store.exists()
 
 
-async def test_another_checkpoint_of_the_same_shape_is_refused(
-    server: Server, other_server: Server, store: Path, few: Path
-) -> None:
-    await run_here(store, server.url, server.spool, few)
-    make_pending(store)
-
-    ended = extract(store, other_server)
-
-    assert ended.code == 3, ended.log
-    assert "this store was made for another model: capture_hash is" in ended.log
-
-
 async def test_other_data_is_refused(server: Server, store: Path, few: Path, room: Path) -> None:
     await run_here(store, server.url, server.spool, few)
     changed = write_data(room / "changed.jsonl", [5, 5, 5], seed=1)
@@ -95,20 +83,6 @@ async def test_other_data_is_refused(server: Server, store: Path, few: Path, roo
     assert outcome.code == 3
     assert "dataset fingerprint is" in outcome.message
     assert "leave --data away to resume" in outcome.message
-
-
-async def test_a_url_and_a_spool_of_two_servers_are_refused_by_the_handshake(
-    server: Server, other_server: Server, store: Path, few: Path
-) -> None:
-    outcome = await run_here(
-        store, server.url, other_server.spool, few, request_timeout_seconds=0.5
-    )
-
-    assert outcome.code == 3
-    assert outcome.message.startswith("handshake: the server answered")
-    assert "the spool is that of another server" in outcome.message
-    assert not store.exists()
-    assert other_server.left_in_spool() == []
 
 
 async def test_a_store_without_data_to_create_it_is_wrong_input(

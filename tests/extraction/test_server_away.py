@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import psutil
-import pytest
 
 from hsstore.store import Store
 from tests.extraction.fake_server import serve_fake
@@ -89,26 +88,6 @@ async def test_a_server_that_comes_back_as_another_model_is_refused(
     assert outcome.code == 3
     assert "the server came back with another model" in outcome.message
     assert 0 < np.count_nonzero(Store.open(store).completion().complete) < 61
-
-
-@pytest.mark.crash
-def test_a_server_that_is_killed_and_started_again_costs_only_time(
-    other_server: Server, store: Path, data: Path
-) -> None:
-    server = other_server
-    server.clear_spool()
-    run = Extraction(store, server, "--data", data, *SMALL_STORE, "--max-in-flight", "8")
-    server.wait_for_forwards(server.forwards + 20)
-    server.kill()
-    server.start().wait()
-    ended = run.wait()
-
-    assert ended.code == 0, ended.log
-    assert "complete: all 61" in ended.log
-    assert "is asked for again: http://127.0.0.1:" in ended.log
-    assert "Traceback" not in ended.log
-    verify(store, 61)
-    assert server.left_in_spool() == []
 
 
 def test_an_output_that_takes_no_more_ends_the_run_with_74_and_the_next_one_continues(

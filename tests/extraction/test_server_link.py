@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.testing import CliRunner
 
+import extraction.server_link
 from extraction.access import read_access
 from hsstore.cli.app import app
 from hsstore.errors import InputError
@@ -207,14 +208,17 @@ async def test_a_server_that_sends_elsewhere_is_refused_with_where(store: Path, 
     assert "redirects (308) to https://elsewhere.example/health" in outcome.message
 
 
-async def test_a_url_where_no_inference_server_is_gets_refused(store: Path, few: Path) -> None:
+async def test_a_url_where_no_inference_server_is_gets_refused(
+    store: Path, few: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extraction.server_link, "STRANGE_SECONDS", 2.0)
     async with serve_fake(store.parent / "spool", 3) as server:
         server.health_status = 404
         async with asyncio.timeout(PATIENCE_SECONDS):
             outcome = await run_here(store, server.url, server.spool.directory.path, few)
 
     assert outcome.code == 3
-    assert "/health has answered 404 for 15 s: no inference server is there" in outcome.message
+    assert "/health has answered 404 for 2 s: no inference server is there" in outcome.message
 
 
 @pytest.mark.parametrize(

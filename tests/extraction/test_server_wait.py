@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from aiohttp import ClientSession, web
 
+import extraction.requester
 import extraction.server_wait
 from extraction.options import DataOptions, ExtractOptions
 from extraction.server_link import ServerLink
@@ -19,16 +17,15 @@ from extraction.status import StatusPage
 from extraction.worker import Worker
 from hsstore.errors import InterruptedRunError, RefusedError
 from hsstore.store import Store
+from tests.extraction.balancer import balance
 from tests.extraction.fake_model import Fault, fake_info
 from tests.extraction.fake_server import serve_fake
 from tests.extraction.running import run_here
 from tests.extraction.tiny import write_data
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from tests.extraction.processes import Server
 
 PATIENCE_SECONDS = 110
 """Below `request_timeout_seconds`, after which everything is told."""
@@ -38,30 +35,6 @@ PATIENCE_SECONDS = 110
 def few(room: Path) -> Path:
     """Give three samples of 5 tokens."""
     return write_data(room / "waited.jsonl", [5, 5, 5])
-
-
-@asynccontextmanager
-async def balance(*urls: str) -> AsyncIterator[str]:
-    """Serve as a load balancer does that goes round: one server after the other."""
-    turn = itertools.cycle(urls)
-
-    async def forward(request: web.Request) -> web.Response:
-        url = f"{next(turn)}{request.path}"
-        async with (
-            ClientSession() as session,
-            session.request(request.method, url, data=await request.read()) as answer,
-        ):
-            return web.Response(body=await answer.read(), status=answer.status)
-
-    balancer = web.Application()
-    balancer.router.add_route("*", "/{path:.*}", forward)
-    runner = web.AppRunner(balancer, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
 
 
 async def test_a_server_whose_plugin_did_not_load_is_refused_with_what_to_check(
@@ -204,8 +177,9 @@ async def test_a_handshake_waits_on_while_the_server_has_captures_to_write(
 
 
 async def test_a_dump_that_is_missing_in_mid_run_is_told_before_the_request_expires(
-    store: Path, few: Path
+    store: Path, few: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(extraction.requester, "WRITTEN_SECONDS", 3.0)
     async with serve_fake(store.parent / "spool", 3) as server:
         server.faults[1] = [Fault.NO_DUMP]
 
@@ -248,22 +222,6 @@ async def test_a_router_in_front_of_one_server_is_warned_of(store: Path, few: Pa
 
     assert outcome.code == 0, outcome.message
     assert "is a router (1 servers): better give the server's own URL" in outcome.log
-
-
-async def test_a_balancer_in_front_of_two_real_servers_is_refused(
-    server: Server, other_server: Server, store: Path, few: Path
-) -> None:
-    async with balance(server.url, other_server.url) as url:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            outcome = await run_here(store, url, server.spool, few)
-
-    assert outcome.code == 3
-    assert "handshake: the server answered" in outcome.message
-    assert "a router or load balancer at this URL spreads requests" in " ".join(
-        outcome.message.split()
-    )
-    assert not store.exists()
-    assert server.left_in_spool() == []
 
 
 async def test_a_balancer_is_refused_as_well_when_a_store_is_resumed(

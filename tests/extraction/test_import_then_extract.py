@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
 
 from typer.testing import CliRunner
 
@@ -30,19 +32,25 @@ async def test_extract_does_the_rest_of_a_half_finished_dump(
     whole, dump = Store.open(store), store.with_name("dump")
     export_store(store, dump, Options("specforge"))
     (dump / "hsstore-export.json").unlink()
-    for path in sorted(dump.rglob("*.ckpt"))[SAMPLES // 2 :]:
+    cut, again, *rest = sorted(dump.rglob("*.ckpt"))
+    os.truncate(cut, cut.stat().st_size // 2)
+    shutil.copy(again, again.with_name("data_9.ckpt"))
+    for path in rest[SAMPLES // 2 :]:
         path.unlink()
 
     for_model, for_server = store.with_name("b.zarr"), store.with_name("c.zarr")
     said = ("--format", "specforge", "--layers", "0,2,4", "--data", data, "--json")
     served = f"{server.url}={server.spool}"
     report = _import(dump, for_model, *said, "--model", tiny_model)
-    rest = await run_here(for_model, server.url, server.spool)
+    filling = await run_here(for_model, server.url, server.spool)
     _import(dump, for_server, *said, "--server", served)
 
     # Before any server was asked it is known which one may go on: the store says what that announces.
-    assert (report["created"], report["complete"], report["pending"]) == (True, 6, 6)
-    assert rest.code == 0, rest.log
+    assert (report["created"], report["complete"], report["pending"]) == (True, 7, 5)
+    assert [one["sample"] for one in report["taken"]] == list(range(1, 8))
+    kinds = {one["file"].rpartition("/")[2]: one["kind"] for one in report["left"]}
+    assert kinds == {cut.name: "truncated", "data_9.ckpt": "duplicate"}
+    assert filling.code == 0, filling.log
     filled, other = Store.open(for_model), Store.open(for_server)
     assert filled.completion().digest.tolist() == whole.completion().digest.tolist()
     for one in (filled, other):
@@ -53,10 +61,10 @@ async def test_extract_does_the_rest_of_a_half_finished_dump(
         assert norm.tolist() == whole.plan_array("norm_weight").tolist()
 
 
-def _import(*arguments: str | Path) -> dict[str, object]:
+def _import(*arguments: str | Path) -> dict[str, Any]:
     import hsstore.cli  # noqa: F401, PLC0415  # registers the commands
 
     result = CliRunner().invoke(app, ["import", *map(str, arguments)])
-    assert result.exit_code == 0, result.output
-    report: dict[str, object] = json.loads(result.stdout)
+    assert result.exit_code == 1, result.output  # a file that was cut off is left
+    report: dict[str, Any] = json.loads(result.stdout)
     return report

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
+from typer.testing import CliRunner
 
+import hsstore.cli  # noqa: F401  # registers the commands
+from hsstore.cli.app import app as commands
+from hsstore.store import Store
 from tests.sglang.checks import (
+    PATIENCE_SECONDS,
     check_most_came_in_pieces,
     check_prefix_cache_is_on,
     extract_in_a_crowd,
     run_record,
+    start_run,
 )
 from tests.sglang.evidence import check_store_equals_transformers, check_store_equals_witness
 from tests.sglang.samples import CHATS, KEEP_ALL, write_chats
@@ -19,8 +28,6 @@ from tests.sglang.serving import SglangServer, serving
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    from hsstore.store import Store
 
 SAMPLES, MAX_TOKENS = 8, 192
 LAYERS = (1, 14, 26)
@@ -90,3 +97,33 @@ def test_the_store_says_how_its_server_computed(store: Store) -> None:
     assert flags["chunked_prefill_size"] == 96
     assert flags["quantization"] is None
     assert flags["device"] == "cpu"
+
+
+def test_answers_that_it_gives_are_the_models_own_and_extract_takes_them(
+    server: SglangServer, smollm2: Path, new_store: Path
+) -> None:
+    """`hsstore regenerate`: the stored final states predict the answers, token by token."""
+    prompts, answers = (new_store.with_name(name) for name in ("prompts.jsonl", "answers.jsonl"))
+    turns = [["What is the capital of France?", "And of Italy?"], ["Count to five."]]
+    prompts.write_text("".join(json.dumps({"turns": one}) + "\n" for one in turns))
+    command = ["regenerate", prompts, answers, "--server", server.url, "--model", smollm2]
+    said = CliRunner().invoke(commands, [*map(str, command), "--max-new-tokens", "12"])
+
+    run = start_run(new_store, server, "--data", answers, "--model", smollm2)
+    ended = run.wait(PATIENCE_SECONDS)
+
+    assert said.exit_code == 0, said.output
+    assert "2 of 2 prompts answered" in said.stdout
+    records = [json.loads(line) for line in answers.read_text().splitlines()]
+    asked = [[one["content"] for one in record["messages"][::2]] for record in records]
+    assert sorted(asked) == sorted(turns)
+    assert ended.code == 0, ended.log
+    store = Store.open(new_store)
+    output = load_file(smollm2 / "model.safetensors")["model.embed_tokens.weight"]
+    for sample, record in enumerate(records):
+        here = np.flatnonzero(store.loss_mask(sample))
+        predicted = store[sample].hidden_states[here - 1, -1] @ output.astype(np.float32).T
+        wrong = predicted.argmax(axis=1) != store.input_ids(sample)[here]
+        # What was cut off at 12 tokens is closed by the template, not by the model.
+        assert wrong.sum() <= record["metadata"]["regenerated"]["ends"].count("length")
+        assert len(here) >= 4

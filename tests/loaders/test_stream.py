@@ -310,7 +310,7 @@ def test_every_tensor_of_a_batch_is_pinned(
 
     for batch, mine in zip(batches, Eagle3Stream(many.path, **PACKED), strict=True):
         assert_equal(batch, mine)
-        assert all(tensor.is_pinned() for tensor in dict(batch).values())  # type: ignore[attr-defined]
+        assert all(tensor.is_pinned() for tensor in dict(batch).values())
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")

@@ -178,21 +178,7 @@ class Mirror:
         """Hold the spool, and wait until what lay there is here: it is salvaged once, at the start."""
         room_bytes = headroom_bytes(self.path) // 2
         room_bytes = min(room_bytes, most_bytes or room_bytes)
-        began = time.monotonic()
-        with Wire(self._address, lambda: session.name) as wire:
-            while True:
-                self._check_going()
-                try:
-                    coming = await asyncio.to_thread(
-                        begin, wire, session, self._downloads, room_bytes
-                    )
-                    break
-                except (RelayAwayError, RelayRefusedError) as error:
-                    self._line.bad(error)
-                    waited_seconds = time.monotonic() - began
-                    if not passes(error, waited_seconds) or waited_seconds > timeout_seconds:
-                        raise self._said(error, waited_seconds) from error
-                await asyncio.sleep(RETRY_SECONDS)
+        coming = await self._begin(session, timeout_seconds, room_bytes)
         self._over = ""
         self._session = session
         self._downloads.add(coming)
@@ -203,9 +189,26 @@ class Mirror:
                 raise self._not_answering(timeout_seconds)
             await asyncio.sleep(LOOK_SECONDS)
 
-    def _said(self, error: RelayAwayError | RelayRefusedError, seconds: float) -> Exception:
-        away = isinstance(error, RelayAwayError)
-        return self._not_answering(seconds) if away else spool_error(error)
+    async def _begin(
+        self, session: Session, timeout_seconds: float, room_bytes: int
+    ) -> dict[RequestId, int]:
+        """Have the relay hold the spool; return what lies there and has room here."""
+        began = time.monotonic()
+        with Wire(self._address, lambda: session.name) as wire:
+            while True:
+                self._check_going()
+                try:
+                    return await asyncio.to_thread(
+                        begin, wire, session, self._downloads, room_bytes
+                    )
+                except (RelayAwayError, RelayRefusedError) as error:
+                    self._line.bad(error)
+                    waited_seconds = time.monotonic() - began
+                    if not passes(error, waited_seconds) or waited_seconds > timeout_seconds:
+                        if isinstance(error, RelayRefusedError):
+                            raise spool_error(error) from error
+                        raise self._not_answering(waited_seconds) from error
+                await asyncio.sleep(RETRY_SECONDS)
 
     def _not_answering(self, seconds: float) -> InterruptedRunError:
         return InterruptedRunError(

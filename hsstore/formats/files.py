@@ -222,6 +222,13 @@ def _load_torch(path: Path, *, mapped: bool) -> Any:  # noqa: ANN401  # whatever
         raise UnreadableFileError(
             "truncated", f"cut off or damaged: {_first_line(error)}"
         ) from None
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        # Of a short file torch looks for the end of its zip archive before its beginning.
+        raise UnreadableFileError(
+            "truncated", "cut off or damaged: no end of its archive"
+        ) from None
 
 
 def _not_loaded(error: pickle.UnpicklingError) -> UnreadableFileError:

@@ -101,6 +101,18 @@ def test_a_file_that_was_cut_off_is_told_from_a_whole_one(
     assert found.value.kind == "truncated"
 
 
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_file_of_any_size_that_was_cut_off_is_called_so(*, mapped: bool, tmp_path: Path) -> None:
+    for size in (1, 400, 1_000, 10_000):
+        path = tmp_path / "a.ckpt"
+        torch.save({"input_ids": torch.arange(size)}, path)
+        os.truncate(path, path.stat().st_size // 2)
+
+        with pytest.raises(UnreadableFileError) as found:
+            read_file(path, mapped=mapped)
+        assert found.value.kind == "truncated", size
+
+
 @pytest.mark.parametrize("as_zip", [False, True])
 def test_a_pickle_that_would_run_code_is_not_loaded(*, as_zip: bool, tmp_path: Path) -> None:
     bomb = Bomb(tmp_path / "ran")

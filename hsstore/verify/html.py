@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hsstore.report import Coverage, Lengths, SlotNorms, Verification
 
 MAX_ROWS = 1000
-"""Findings in the table; a browser gets slow on more."""
+"""Findings in a table; a browser gets slow on more."""
 MAP_COLUMNS = 60
 
 
@@ -58,6 +58,7 @@ def render(report: Verification) -> str:
         report=report,
         total=sum(count.findings for count in report.kinds),
         listed=report.bad[:MAX_ROWS],
+        most=MAX_ROWS,
         cells=_cells(report.coverage) if report.coverage else [],
         columns=MAP_COLUMNS,
         bars=_bars(report.lengths) if report.lengths else [],

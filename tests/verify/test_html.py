@@ -10,6 +10,14 @@ import pytest
 from typing_extensions import override
 
 from hsstore.errors import InputError
+from hsstore.report import (
+    AgainstReport,
+    AgainstSample,
+    AgainstSlot,
+    SemanticBad,
+    SemanticKind as Kind,
+    SemanticReport,
+)
 from hsstore.verify import VerifyOptions, verify_store
 from hsstore.verify.html import check_target, render, write_html
 from tests.verify.test_completion import set_value
@@ -78,6 +86,65 @@ def test_a_healthy_store_has_no_findings_to_show(healthy: Path) -> None:
     assert re.findall(r"<h2>(.*?)</h2>", html) == ["Coverage", "Lengths", "Norms"]
     assert "10 complete" not in html
     assert "1 complete, 0 failed, 0 bad" in html
+
+
+def test_what_a_model_and_a_server_say_has_sections_too(healthy: Path) -> None:
+    slot = AgainstSlot(
+        slot=1,
+        name="layer 14",
+        equal=0.25,
+        median=0.5,
+        mean=0.5,
+        worst=0.75,
+        cosine=0.875,
+        least_cosine=0.5,
+        tolerance=0.03125,
+        verdict="differs",
+    )
+    odd = AgainstSample(
+        sample=3, sample_id="<three>", rows=9, verdict="differs", detail="layer 14 by 50%"
+    )
+    against = AgainstReport(
+        ok=False,
+        server="https://server",
+        engine="sglang 1",
+        seed=0,
+        compared=1,
+        bit_equal=0,
+        golden=None,
+        floor=0.0,
+        slots=(slot,),
+        samples=(odd,),
+    )
+    wrong = SemanticBad(
+        sample=None, sample_id=None, kind=Kind.WRONG_MODEL, slots=(0, 1), detail="another run's"
+    )
+    semantic = SemanticReport(
+        ok=False,
+        model_dir="model",
+        norm="RMSNorm",
+        seed=0,
+        samples=10,
+        unreadable=0,
+        tokens=99,
+        rows_fitted=0,
+        checks=(),
+        by_kind={Kind.WRONG_MODEL: 1},
+        bad=(wrong,),
+    )
+    report = verify_store(healthy).with_section("semantic", semantic)
+
+    html = render(report.with_section("against", against))
+
+    tags_of(html)
+    assert re.findall(r"<h2>(.*?)</h2>", html)[-2:] == ["Meaning", "Against a server"]
+    assert re.findall(r'<span class="bad">(.*?)</span>', html) == [
+        "bad: see below",
+        "1 bad",
+        "differs",
+    ]
+    for part in ("another run&#39;s", "&lt;three&gt;", "layer 14 by 50%", "25.00%", "0.87500"):
+        assert part in html
 
 
 def test_a_store_that_cannot_be_opened_has_a_report_too(damaged: Path) -> None:

@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections import Counter
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from hsstore.semantic import check_semantics
+from hsstore.semantic import check_semantics, fit
 from hsstore.semantic.check import prepare
 from hsstore.semantic.context import Context
 from hsstore.semantic.judge import judge
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from hsstore.report import SemanticReport
     from hsstore.semantic.context import Source
     from hsstore.semantic.limits import Limits
 
@@ -52,10 +54,12 @@ SETS = {
     "fresh": {"english": 756, "code": 216, "other": 108},
     "second": {"english": 742, "code": 212, "other": 106},
     "third": {"english": 240, "code": 180, "dialogue": 1000},
+    "fourth": {"english": 260, "code": 200, "more dialogue": 1000},
 }
 """Conversations of each set, by where they come from; where there are fewer, all of them."""
 SALT = 1
-TOKENS = 256
+TOKENS = dict.fromkeys(SETS, 256) | {"fourth": 192}
+"""What the conversations of each set are cut to."""
 PLANTED = 40
 """Samples that each fault is planted in."""
 FAULTY = 7
@@ -94,29 +98,54 @@ def make_stores(work: Path, names: list[str]) -> dict[str, dict[str, int]]:
         if store.exists() and not Store.open(store).completion().pending.any():
             continue
         with serving(MODEL, work / "server.log", "--threads", "1") as server:
-            extract(store, chats, MODEL, server, TOKENS)
+            extract(store, chats, MODEL, server, TOKENS[name])
     return languages
 
 
 def study(store_path: Path, cache: Path) -> dict[str, Any]:
     """Look for false alarms, then plant faults."""
-    report = check_semantics(store_path, MODEL, Where(workers=1))
-    print(f"{report.samples} samples, {report.tokens} tokens: {len(report.bad)} false alarms")
-    for bad in report.bad:
-        print(f"  {bad.sample} {bad.kind} {bad.slots} {bad.detail}")
+    report = look_for_alarms(store_path, "false alarms")
+    with no_shared_beginnings():
+        alone = look_for_alarms(store_path, "false alarms if no beginning were shared")
     cases = make_cases(Store.open(store_path), cache)
     source, limits = learn_with_faults(store_path, cases)
     faults = [plant(source, limits, fault, cases) for fault in FAULTS]
     return {
         "samples": report.samples,
         "tokens": report.tokens,
-        "false_alarms": [bad.model_dump(mode="json", exclude={"sample_id"}) for bad in report.bad],
+        "false_alarms": listed(report),
+        "false_alarms_without_shared_beginnings": listed(alone),
         "checks": [
             check.model_dump(mode="json", include={"name", "slot", "checked", "typical", "limit"})
             for check in report.checks
         ],
         "faults": faults,
     }
+
+
+def look_for_alarms(store_path: Path, title: str) -> SemanticReport:
+    """Check a good store, and print what is found there."""
+    report = check_semantics(store_path, MODEL, Where(workers=1))
+    print(f"{report.samples} samples, {report.tokens} tokens: {len(report.bad)} {title}")
+    for bad in report.bad:
+        print(f"  {bad.sample} {bad.kind} {bad.slots} {bad.detail}")
+    return report
+
+
+def listed(report: SemanticReport) -> list[dict[str, Any]]:
+    """Return what was found, without names of conversations."""
+    return [bad.model_dump(mode="json", exclude={"sample_id"}) for bad in report.bad]
+
+
+@contextmanager
+def no_shared_beginnings() -> Iterator[None]:
+    """Let the checks know of no beginning that samples share, as in a store of bare texts."""
+    find = fit.find_references
+    fit.find_references = lambda _beginnings, _states: []
+    try:
+        yield
+    finally:
+        fit.find_references = find
 
 
 # --- faults -----------------------------------------------------------------------------------
@@ -128,7 +157,7 @@ def make_cases(store: Store, cache: Path) -> dict[int, Case]:
     The first `PLANTED` cases have states of other models; the rest only make the store faulty.
     """
     length = store.length
-    whole = np.flatnonzero((length == TOKENS) & store.completion().complete)
+    whole = np.flatnonzero((length == length.max()) & store.completion().complete)
     planted = whole[np.linspace(1, len(whole) - 1, PLANTED).astype(int)].tolist()
     mixed = [int(s) for s in whole[::FAULTY] if s not in planted]
     states = other_models(MODEL, [store.input_ids(s) for s in planted], cache)
@@ -181,6 +210,8 @@ def planted_states(states: dict[int, npt.NDArray[np.uint16]]) -> Iterator[None]:
 
 def plant(source: Source, limits: Limits, fault: Fault, cases: dict[int, Case]) -> dict[str, Any]:
     """Plant one fault in the first cases, each by itself, and count what the checks call it."""
+    if fault.alone:
+        source = source.with_fit(replace(source.fitted, references=()))
     context = Context(source)
     kinds: Counter[str] = Counter()
     missed = []

@@ -14,7 +14,7 @@ import numpy as np
 from hsstore.report import SemanticKind as Kind
 from hsstore.semantic.align import Place, find_place
 from hsstore.semantic.contrast import WINDOW_ROWS, Fit
-from hsstore.semantic.limits import FACTOR, PATTERNS, UNDONE
+from hsstore.semantic.limits import FACTOR, PATTERNS
 from hsstore.semantic.measure import measure
 
 if TYPE_CHECKING:
@@ -101,6 +101,11 @@ class _Judging:
     def factor_is_off(self) -> bool:
         low, _, high = self.found.factor
         return bool(low < 1 - FACTOR or high > 1 + FACTOR)
+
+    def knows_rows(self, slot: int) -> bool:
+        """Say whether the first rows of a slot can be compared with those of other samples."""
+        limit = self.limits.beginning[slot].limit
+        return self.found.beginning is not None and not np.isnan(limit)
 
     def other_rows(self) -> list[int]:
         """Return the slots whose first rows are not those of other samples."""
@@ -238,20 +243,27 @@ def _not_normed(judging: _Judging) -> Judgement | None:
 
 
 def _normed_again(judging: _Judging) -> Judgement | None:
+    if not judging.context.has_final:
+        return None
     final = judging.context.auxiliary
-    found = judging.found
-    if (
-        final in judging.other_rows()
-        and found.beginning_undone < judging.limits.beginning[final].limit
-    ):
+    found, limits = judging.found, judging.limits
+    # What many samples begin with tells nothing where most were normed once more.
+    once = not limits.undone.is_under(limits.undone.typical)
+    if once and judging.knows_rows(final):
+        again = (
+            final in judging.other_rows() and found.beginning_undone < limits.beginning[final].limit
+        )
         detail = (
             "taken back once, the first rows are those of samples that begin with the same tokens"
         )
-        return judging.say(Kind.NORMED_AGAIN, [final], detail)
-    if found.undone < UNDONE and not judging.is_off(final) and not judging.has_piece(final):
+    else:
+        again = (
+            limits.undone.is_under(found.undone)
+            and not judging.is_off(final)
+            and not judging.has_piece(final)
+        )
         detail = f"taking the final norm back once lowers the loss by {-found.undone:.2f}"
-        return judging.say(Kind.NORMED_AGAIN, [final], detail)
-    return None
+    return judging.say(Kind.NORMED_AGAIN, [final], detail) if again else None
 
 
 def _noise(judging: _Judging) -> Judgement | None:

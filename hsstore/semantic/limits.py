@@ -26,14 +26,17 @@ FACTOR = 0.02
 PATTERNS = 32.0
 """Different mantissas in a row, of 128; fp8 leaves 8, and a good row of 512 numbers has over 100."""
 UNDONE = -0.05
-"""Taking the final norm back makes the loss of good states larger; nats a token."""
+"""Taking the final norm back makes the loss of good states larger; nats a token. Of a few rows that a model predicts badly
+it may not: it makes wrong guesses less sure."""
 LOG_RMS = 0.4
 """Least distance of a slot's median log rms from the store's that is odd: a factor of 1.5."""
 SPREADS = 6.0
 """So many spreads from the median are still good."""
 SHARE = 0.15
-"""A contrast below this share of the store's median is bad. Bad ones are about 0; good ones were 0.12 at least, in
-Chinese, of which a store may have little: of far tokens the own fit has to be bad as well."""
+"""A contrast with the neighbours below this share of the store's median is bad. Bad ones are about 0 or less."""
+WHOLE_SHARE = 0.25
+"""The same of far tokens. Good ones were 0.12 at least, in Chinese, of which a store may have little, and bad ones 0.16 at
+most, in English in a store that has little of that: the own fit has to be bad as well."""
 WINDOW_SHARE = 0.35
 """The same of the worst window and its standard error; its own fit has to be bad as well."""
 LEVEL_SHARE = 0.6
@@ -87,6 +90,8 @@ class Limits:
     loss: FitBounds
     identity: tuple[FitBounds, ...]
     """By auxiliary slot."""
+    undone: Bound
+    """Absolute. Where `typical` is under it, most of the store was normed once more."""
 
 
 def limits_of(population: Sequence[Measures], model: Model) -> Limits:
@@ -105,16 +110,17 @@ def limits_of(population: Sequence[Measures], model: Model) -> Limits:
             _fit_bounds([one.identity[slot] for one in population], LEVEL_SHARE)
             for slot in range(len(model.layers))
         ),
+        undone=Bound(*_robust([one.undone for one in population])[:2], UNDONE, "absolute: nats"),
     )
 
 
 def _fit_bounds(fits: Sequence[Fit | None], level_share: float) -> FitBounds:
-    def bound(value: Callable[[Fit], float], share: float = SHARE) -> Bound:
+    def bound(value: Callable[[Fit], float], share: float) -> Bound:
         return _least([value(fit) for fit in fits if fit is not None], share)
 
-    whole = bound(lambda fit: fit.whole)
+    whole = bound(lambda fit: fit.whole, WHOLE_SHARE)
     return FitBounds(
-        shift=bound(lambda fit: fit.shift),
+        shift=bound(lambda fit: fit.shift, SHARE),
         whole=whole,
         window=bound(lambda fit: fit.window, WINDOW_SHARE),
         level=_level(fits, whole, level_share),

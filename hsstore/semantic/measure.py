@@ -30,8 +30,6 @@ PATTERN_ROWS = 2
 PATTERN_VALUES = 512
 """Fewer values of a slot say nothing of their mantissas."""
 MANTISSA_BITS = {"bfloat16": 7, "float16": 10, "float32": 23}
-UNDONE_ROWS = 32
-"""Of a piece, whose loss is taken a second time."""
 
 
 @dataclass(slots=True)
@@ -194,9 +192,8 @@ class _Pass:
         final = values if self._normed else context.norm.apply(values)
         contrast = context.loss.contrast(final, rows, self._ids)
         self._losses.append(contrast)
-        few = slice(None, None, max(1, len(rows) // UNDONE_ROWS))
-        undone = context.norm.undo(final[few])
-        self._undone.append(context.loss.loss(undone, rows[few], self._ids) + contrast.own[few])
+        undone = context.norm.undo(final)
+        self._undone.append(context.loss.loss(undone, rows, self._ids) + contrast.own)
 
     def _sampled(
         self, first: int, bits: npt.NDArray[Any], stop: int

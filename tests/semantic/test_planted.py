@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import ml_dtypes
@@ -10,6 +11,10 @@ import pytest
 
 from hsstore.report import SemanticKind as Kind
 from hsstore.semantic import check_semantics
+from hsstore.semantic.check import prepare
+from hsstore.semantic.context import Context
+from hsstore.semantic.judge import judge
+from hsstore.semantic.measure import measure
 from hsstore.tasks import Where
 from tests.semantic.synthetic import Formula, bits_of, floats_of, make_store
 
@@ -241,3 +246,41 @@ def test_without_a_shared_beginning_that_is_said(
     assert [(bad.sample, bad.kind) for bad in report.bad] == [(3, Kind.ROWS_SHIFTED)]
     unchecked = {check.name: check.why for check in report.checks if not check.checked}
     assert "too few samples begin with the same tokens" in unchecked["shared beginning"]
+
+
+def test_a_loss_is_asked_about_the_norm_where_no_beginning_tells_or_most_of_the_store_is_wrong(
+    healthy: Path, checkpoint: Path
+) -> None:
+    prepared = prepare(healthy, checkpoint, WHERE, seed=0)
+    context, limits = Context(prepared.source), prepared.limits
+    found = replace(measure(context, 5), undone=-1.0)
+    alone = replace(found, beginning=None)
+    wrong = replace(limits, undone=replace(limits.undone, typical=-1.0))
+
+    judgements = [judge(context, limits, found), judge(context, limits, alone)]
+    judgements.append(judge(context, wrong, found))
+
+    kinds = [judgement and judgement.kind for judgement in judgements]
+    assert kinds == [None, Kind.NORMED_AGAIN, Kind.NORMED_AGAIN]
+
+
+def test_a_contrast_of_a_fifth_is_that_of_other_tokens_where_the_own_fit_is_bad_too(
+    healthy: Path, checkpoint: Path
+) -> None:
+    prepared = prepare(healthy, checkpoint, WHERE, seed=0)
+    context, bounds = Context(prepared.source), prepared.limits.identity[1]
+    found = measure(context, 5)
+    fit = found.identity[1]
+    assert fit is not None
+    found.identity[1] = replace(
+        fit,
+        whole=bounds.whole.typical / 5,
+        own=bounds.level.limit - 0.01,
+        window=0.0,
+        window_own=0.0,
+    )
+
+    judgement = judge(context, prepared.limits, found)
+
+    assert judgement is not None
+    assert judgement.kind == Kind.WRONG_TOKENS

@@ -40,13 +40,13 @@ WORDS: Final = {
     "italian": "di che il la le per una con non sono è un del in più come i si da della",
     "dutch": "de het een van en ik je dat niet is voor met op zijn te in er maar wat die",
 }
-POOLS: Final = ("english", "code", "other", "dialogue")
+POOLS: Final = ("english", "code", "other", "dialogue", "more dialogue")
 """What a set is mixed from: of ShareGPT plain English, code, and all other languages together, of which it has few; and
-dialogues of ChatterBot's corpus in other languages."""
+dialogues of ChatterBot's corpus in other languages, and more of them where there are."""
 DIALOGUE_PAIRS: Final = (4, 5, 6)
 """Questions with their answers that become one dialogue: so many in turn."""
-DIALOGUES: Final = 40
-"""Of one language, at most."""
+DIALOGUES: Final = {"dialogue": 40, "more dialogue": 105}
+"""Of one language: the first 40, and those behind them."""
 PAIRS: Final = 3
 """Turns in another language that become a conversation of their own, of one conversation."""
 
@@ -167,7 +167,7 @@ def _groups(pairs: Sequence[tuple[str, str]]) -> Iterator[Sequence[tuple[str, st
 
 
 def choose(counts: dict[str, dict[str, int]], salt: int) -> dict[str, list[dict[str, Any]]]:
-    """Choose disjoint sets of conversations.
+    """Choose disjoint sets of conversations; none of the last begins with messages that one of the others begins with.
 
     Parameters
     ----------
@@ -186,7 +186,14 @@ def choose(counts: dict[str, dict[str, int]], salt: int) -> dict[str, list[dict[
             while len(here) < count and pools[pool]:
                 here += pools[pool].pop(0)
             chosen[name] += here
+    *others, last = chosen
+    known = {_beginning(chat) for name in others for chat in chosen[name]}
+    chosen[last] = [chat for chat in chosen[last] if _beginning(chat) not in known]
     return chosen
+
+
+def _beginning(chat: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(message["content"] for message in chat["messages"][:2])
 
 
 def _pools(salt: int) -> dict[str, list[list[dict[str, Any]]]]:
@@ -202,8 +209,10 @@ def _pools(salt: int) -> dict[str, list[list[dict[str, Any]]]]:
     languages: Counter[str] = Counter()
     for dialogue in mixed(read_dialogues()):
         languages[dialogue["language"]] += 1
-        if languages[dialogue["language"]] <= DIALOGUES:
-            pools["dialogue"].append([dialogue])
+        for name, last in DIALOGUES.items():
+            if languages[dialogue["language"]] <= last:
+                pools[name].append([dialogue])
+                break
     return pools
 
 

@@ -48,6 +48,8 @@ class Fault:
     plant: Callable[[Case], States]
     needs_model: bool = False
     """It takes states from `Case.models`."""
+    alone: bool = False
+    """The sample counts as one whose beginning no other shares."""
 
 
 def _floats(bits: States) -> npt.NDArray[np.float32]:
@@ -223,6 +225,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault("slots reversed", Kind.SLOTS_PERMUTED, permute([3, 2, 1, 0])),
     Fault("pre-norm in final", Kind.NOT_NORMED, of_model("pre-norm", [FINAL]), needs_model=True),
     Fault("norm applied twice", Kind.NORMED_AGAIN, normed_twice),
+    Fault("the same, beginning not shared", Kind.NORMED_AGAIN, normed_twice, alone=True),
     Fault("x 1/2, all slots", Kind.SCALED, scale(1 / 2, ALL)),
     Fault("x 1/8, all slots", Kind.SCALED, scale(1 / 8, ALL)),
     Fault("x 1/2, auxiliary only", Kind.SCALED, scale(1 / 2, AUX)),

@@ -1,8 +1,8 @@
 """Limits of what a good sample measures: from the store's own population, held by absolute anchors. Pure.
 
 Medians and median distances from them, so that a store of which a part is bad still shows what is good.
-The constants come from SmolLM2-135M's states of 221 ShareGPT conversations, and were changed twice, after false alarms in
-1,079 others and in 1,012 more. docs/semantic.md tells what they did on which conversations.
+The constants come from SmolLM2-135M's states of 221 ShareGPT conversations, and were changed three times, after false
+alarms in 1,079 others, in 1,012 and in 1,047 more. docs/semantic.md tells what they did on which conversations.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from hsstore.semantic import check_semantics, fit
+from hsstore.semantic import check_semantics, prefix
 from hsstore.semantic.check import prepare
 from hsstore.semantic.context import Context
 from hsstore.semantic.judge import judge
@@ -140,12 +140,12 @@ def listed(report: SemanticReport) -> list[dict[str, Any]]:
 @contextmanager
 def no_shared_beginnings() -> Iterator[None]:
     """Let the checks know of no beginning that samples share, as in a store of bare texts."""
-    find = fit.find_references
-    fit.find_references = lambda _beginnings, _states: []
+    members = prefix.MEMBERS
+    prefix.MEMBERS = sys.maxsize
     try:
         yield
     finally:
-        fit.find_references = find
+        prefix.MEMBERS = members
 
 
 # --- faults -----------------------------------------------------------------------------------

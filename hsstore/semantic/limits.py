@@ -35,8 +35,8 @@ SPREADS = 6.0
 SHARE = 0.15
 """A contrast with the neighbours below this share of the store's median is bad. Bad ones are about 0 or less."""
 WHOLE_SHARE = 0.25
-"""The same of far tokens. Good ones were 0.12 at least, in Chinese, of which a store may have little, and bad ones 0.16 at
-most, in English in a store that has little of that: the own fit has to be bad as well."""
+"""The same of far tokens. Good ones were 0.12 at least, in Chinese, of which a store may have little, and bad ones of the
+third set 0.16, in English in a store that has little of that: the own fit has to be bad as well."""
 WINDOW_SHARE = 0.35
 """The same of the worst window and its standard error; its own fit has to be bad as well."""
 LEVEL_SHARE = 0.6

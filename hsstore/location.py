@@ -6,6 +6,7 @@ could be. Nothing is imported for a directory; fsspec is, with the first object 
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,8 @@ from hsstore.errors import InputError
 if TYPE_CHECKING:
     from hsstore.objects import Answer
 
-EXTRAS = {"s3": "s3", "gs": "gs", "memory": ""}
-"""Protocols, and the extra of hsstore that brings what fsspec needs for each."""
+PROTOCOLS = {"s3": "s3", "gs": "s3", "memory": "memory"}
+"""Protocols, and how fsspec calls what speaks each of them: Google has an S3 interface."""
 
 _URL = re.compile(r"(?P<protocol>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
 
@@ -116,10 +117,10 @@ def locate(text: str | Location) -> Location:
     if protocol == "file":
         return _local(rest, text)
     protocol = "gs" if protocol == "gcs" else protocol
-    if protocol not in EXTRAS:
+    if protocol not in PROTOCOLS:
         raise InputError(
             f"{protocol}:// is not supported so far: name a directory, or a URL that begins with file://, "
-            f"{', '.join(f'{name}://' for name in EXTRAS)}"
+            f"{', '.join(f'{name}://' for name in PROTOCOLS)}"
         )
     parts = rest.strip("/").split("/")
     _refuse_secrets(protocol, parts[0], rest)
@@ -127,6 +128,11 @@ def locate(text: str | Location) -> Location:
         raise InputError(f"{text}: a bucket's name, and then names without . and .., are expected")
     _require_package(protocol, text)
     return RemotePath(f"{protocol}://{'/'.join(parts)}")
+
+
+def absolute_text(location: Location) -> str:
+    """Return the absolute path as it was given, or the URL; touches nothing, follows no links."""
+    return os.path.abspath(location) if isinstance(location, Path) else str(location)  # noqa: PTH100
 
 
 def require_local(location: Location, what: str) -> Path:
@@ -167,8 +173,8 @@ def _require_package(protocol: str, text: str) -> None:
     import fsspec  # noqa: PLC0415  # 30 ms, and only for URLs
 
     try:
-        fsspec.get_filesystem_class(protocol)
+        fsspec.get_filesystem_class(PROTOCOLS[protocol])
     except ImportError:
         raise InputError(
-            f"{text} needs a package that is not installed: pip install 'hsstore[{EXTRAS[protocol]}]'"
+            f"{text} needs a package that is not installed: pip install 'hsstore[{PROTOCOLS[protocol]}]'"
         ) from None

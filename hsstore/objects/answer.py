@@ -39,6 +39,10 @@ class Answer:
     """When the object was put: seconds since 1970, 0 where that is not known."""
 
 
+class NoSuchObjectError(FileNotFoundError):
+    """The object store says that there is no such object: what any other `FileNotFoundError` does not."""
+
+
 class Backend(Protocol):
     """One kind of object store. Its coroutines run on fsspec's event loop."""
 
@@ -47,8 +51,7 @@ class Backend(Protocol):
 
         Raises
         ------
-        FileNotFoundError
-            The store says that there is no such object.
+        NoSuchObjectError
         OSError
             ESTALE: `is_stale`.
         Exception
@@ -56,18 +59,29 @@ class Backend(Protocol):
         """
         ...
 
-    async def find(self, url: str) -> dict[str, int]:
-        """List the objects below a URL, by the rest of their names, with their sizes; in one attempt."""
+    async def find(self, url: str, after: str) -> tuple[dict[str, int], str]:
+        """List a page of the objects below a URL, by the rest of their names, with their sizes; in one attempt.
+
+        Parameters
+        ----------
+        after : str
+            What came with the page before; empty for the first one.
+
+        Returns
+        -------
+        dict, str
+            What to give for the next page; empty after the last one.
+        """
         ...
 
     def refusal(self, error: Exception) -> str | None:
-        """Say what the store refuses, where another attempt would be refused as well; None otherwise."""
+        """Say why another attempt would fail as well, also what nobody has foreseen; None otherwise."""
         ...
 
 
-def missing(url: str) -> FileNotFoundError:
+def missing(url: str) -> NoSuchObjectError:
     """Return the error that says that there is no such object."""
-    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)
+    return NoSuchObjectError(errno.ENOENT, os.strerror(errno.ENOENT), url)
 
 
 def stale(url: str) -> OSError:

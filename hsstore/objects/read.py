@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING
 
-from fsspec.asyn import sync
-
-from hsstore.activity import operation
-from hsstore.objects.answer import Answer, Backend, Request, missing
+from hsstore.objects.answer import Answer, Backend, NoSuchObjectError, Request, missing
+from hsstore.objects.client import call
 from hsstore.objects.retry import persist
+from hsstore.objects.together import together
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from hsstore.objects.generic import FsspecBackend
-    from hsstore.objects.s3 import S3Backend
-
-AT_ONCE = 32
-"""Requests of one call that are under way together."""
 
 
 def read(request: Request) -> Answer:
@@ -28,7 +19,7 @@ def read(request: Request) -> Answer:
 
     Raises
     ------
-    FileNotFoundError
+    NoSuchObjectError
         The object store says that there is no such object: an error is never taken for that.
     OSError
         ESTALE: the object is not of the version that was asked for.
@@ -53,11 +44,7 @@ def read_many(requests: Sequence[Request]) -> list[Answer | None]:
     """
     if not requests:
         return []
-    url = requests[0].url
-    backend = _backend(_protocol(url), os.getpid())
-    with operation("read", url):
-        answers: list[Answer | None] = sync(backend.loop, _fetch_all, backend, requests)
-    return answers
+    return call("read", requests[0].url, partial(_fetch_all, requests))
 
 
 def find(url: str) -> dict[str, int]:
@@ -68,44 +55,25 @@ def find(url: str) -> dict[str, int]:
     UnreachableError, InputError
         As in `read`.
     """
-    backend = _backend(_protocol(url), os.getpid())
-    with operation("read", url):
-        attempt = partial(backend.find, url)
-        found: dict[str, int] = sync(backend.loop, persist, backend, "list", url, attempt)
+    return call("read", url, partial(_find_all, url))
+
+
+async def _find_all(url: str, backend: Backend) -> dict[str, int]:
+    found: dict[str, int] = {}
+    after, is_last = "", False
+    while not is_last:  # each page is tried again by itself: a large store has a thousand of them
+        page, after = await persist(backend, "list", url, partial(backend.find, url, after))
+        found |= page
+        is_last = not after
     return found
 
 
-async def _fetch_all(backend: Backend, requests: Sequence[Request]) -> list[Answer | None]:
-    slots = asyncio.Semaphore(AT_ONCE)
+async def _fetch_all(requests: Sequence[Request], backend: Backend) -> list[Answer | None]:
+    return await together(requests, partial(_fetch, backend))
 
-    async def fetch(request: Request) -> Answer | None:
-        async with slots:
-            try:
-                attempt = partial(backend.fetch, request)
-                return await persist(backend, "read", request.url, attempt)
-            except FileNotFoundError:
-                return None
 
-    tasks = [asyncio.ensure_future(fetch(request)) for request in requests]
+async def _fetch(backend: Backend, request: Request) -> Answer | None:
     try:
-        return list(await asyncio.gather(*tasks))
-    finally:  # after an error nothing goes on behind the caller's back
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _protocol(url: str) -> str:
-    return url.partition("://")[0]
-
-
-@lru_cache(maxsize=8)
-def _backend(protocol: str, process: int) -> S3Backend | FsspecBackend:  # noqa: ARG001
-    """Connect, once a process: what a fork leaves of a connection is not to be used."""
-    if protocol == "s3":
-        from hsstore.objects.s3 import S3Backend  # noqa: PLC0415  # 400 ms, and an extra
-
-        return S3Backend()
-    from hsstore.objects.generic import FsspecBackend  # noqa: PLC0415
-
-    return FsspecBackend(protocol)
+        return await persist(backend, "read", request.url, partial(backend.fetch, request))
+    except NoSuchObjectError:
+        return None

@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 from hsstore.errors import HsstoreError, InputError, UnreachableError
+from hsstore.objects.answer import NoSuchObjectError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -39,8 +40,7 @@ async def persist(backend: Backend, what: str, url: str, attempt: Callable[[], A
 
     Raises
     ------
-    FileNotFoundError
-        There is no such object.
+    NoSuchObjectError
     OSError
         ESTALE.
     InputError
@@ -55,14 +55,14 @@ async def persist(backend: Backend, what: str, url: str, attempt: Callable[[], A
             await asyncio.sleep(_delay_seconds(number))
         try:
             return await attempt()
-        except (FileNotFoundError, HsstoreError):
+        except (NoSuchObjectError, HsstoreError):
             raise
         except Exception as error:  # noqa: BLE001  # of any package that fsspec uses
             _raise_if_hopeless(backend, what, url, error)
             last = error
     raise UnreachableError(
         f"cannot {what} {url}: {describe(last)}; tried {ATTEMPTS} times in {time.monotonic() - began:.0f} s. "
-        "Nothing was changed: see whether the object store can be reached, then run the same command again"
+        "See whether the object store can be reached, then run the same command again"
     )
 
 

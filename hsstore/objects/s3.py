@@ -6,6 +6,8 @@ headers, for `If-Match`, and to tell a missing object from a missing bucket.
 
 from __future__ import annotations
 
+import asyncio
+import os
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -13,10 +15,12 @@ from botocore.exceptions import (
     BotoCoreError,
     ClientError,
     ConnectionError as BotoConnectionError,
+    CredentialRetrievalError,
     HTTPClientError,
     IncompleteReadError,
     NoCredentialsError,
     ResponseStreamingError,
+    TokenRetrievalError,
 )
 from botocore.parsers import ResponseParserError
 from s3fs.core import S3FileSystem
@@ -30,26 +34,53 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 10
 READ_SECONDS = 60
 """Without a byte for so long, an attempt is given up."""
+SLOWEST_BYTES = 1 << 20
+"""A second, on top of that: what comes slower is asked for again."""
 CONNECTIONS = 64
+GOOGLE = "https://storage.googleapis.com"
 
 _BROKEN = (
     BotoConnectionError,
+    CredentialRetrievalError,  # those that were there may have to be renewed in mid run
     HTTPClientError,
     IncompleteReadError,
     ResponseParserError,  # slow-downs may come as invalid XML
     ResponseStreamingError,
+    TokenRetrievalError,
     aiohttp.ClientError,
     OSError,  # timeouts and resets among them
 )
-_SLOWER = frozenset({"SlowDown", "RequestTimeout", "Throttling", "ThrottlingException"})
-"""Codes that mean later, whatever their HTTP status."""
+_AGAIN = frozenset(
+    {
+        "SlowDown",
+        "RequestTimeout",
+        "Throttling",
+        "ThrottlingException",
+        "ConditionalRequestConflict",  # another put of the object was under way
+        "OperationAborted",
+        "BadDigest",  # what came was not what was sent
+        "IncompleteBody",
+        "XAmzContentChecksumMismatch",
+        "XAmzContentSHA256Mismatch",
+    }
+)
+"""Codes that mean once more, whatever their HTTP status."""
 
 
 class S3Backend(Backend):
-    """Reads through one client, with its pool of connections."""
+    """Reads through one client, with its pool of connections.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    protocol : str
+        "s3"; or "gs", which is Google's S3 interface, unless the environment names another endpoint.
+    """
+
+    def __init__(self, protocol: str) -> None:
+        is_named = {"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"} & os.environ.keys()
         self._fs = S3FileSystem(
+            anon=os.environ.get("AWS_NO_SIGN_REQUEST", "").lower() in {"1", "yes", "true"},
+            endpoint_url=GOOGLE if protocol == "gs" and not is_named else None,
             use_listings_cache=False,
             skip_instance_cache=True,
             config_kwargs={
@@ -71,21 +102,23 @@ class S3Backend(Backend):
 
     @override
     async def fetch(self, request: Request) -> Answer:
-        bucket, _, key = request.url.removeprefix("s3://").partition("/")
-        await self._fs.set_session()
-        client = await self._fs.get_s3(bucket)
+        bucket, key = split(request.url)
+        client = await self._client(bucket)
         try:
             response = await client.get_object(Bucket=bucket, Key=key, **_headers(request))
         except ClientError as error:
-            if _code(error) == "NoSuchKey":
+            if error_code(error) == "NoSuchKey":
                 raise missing(request.url) from None
-            if _code(error) == "PreconditionFailed" or _status(error) == 412:
+            if error_code(error) == "PreconditionFailed" or error_status(error) == 412:
                 raise stale(request.url) from None
-            if _code(error) == "InvalidRange":  # the object ends before
+            if error_code(error) == "InvalidRange":  # the object ends before
                 return Answer(b"", 0, "")
             raise
         async with response["Body"] as body:
-            data: bytes = await body.read()
+            if request.version not in {None, response["ETag"]}:  # some servers ignore `If-Match`
+                raise stale(request.url)
+            async with asyncio.timeout(READ_SECONDS + response["ContentLength"] / SLOWEST_BYTES):
+                data: bytes = await body.read()
         if len(data) != response["ContentLength"]:
             raise aiohttp.ClientPayloadError(
                 f"{len(data)} bytes came of {response['ContentLength']}"
@@ -94,23 +127,28 @@ class S3Backend(Backend):
         return Answer(data, size, response["ETag"], response["LastModified"].timestamp())
 
     @override
-    async def find(self, url: str) -> dict[str, int]:
-        bucket, _, key = url.removeprefix("s3://").partition("/")
+    async def find(self, url: str, after: str) -> tuple[dict[str, int], str]:
+        bucket, key = split(url)
         prefix = f"{key}/" if key else ""
-        await self._fs.set_session()
-        client = await self._fs.get_s3(bucket)
-        pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-        return {
+        client = await self._client(bucket)
+        where = {"ContinuationToken": after} if after else {}
+        page = await client.list_objects_v2(Bucket=bucket, Prefix=prefix, **where)
+        found = {
             found["Key"].removeprefix(prefix): found["Size"]
-            async for page in pages
             for found in page.get("Contents", ())
+            if not found["Key"].endswith("/")  # what some tools put for a folder
         }
+        return found, page.get("NextContinuationToken", "")
+
+    async def _client(self, bucket: str) -> Any:  # noqa: ANN401  # aiobotocore has no types
+        await self._fs.set_session()
+        return await self._fs.get_s3(bucket)
 
     @override
     def refusal(self, error: Exception) -> str | None:
         if isinstance(error, ClientError):
-            status, code = _status(error), _code(error)
-            if status >= 500 or status in {408, 429} or code in _SLOWER:
+            status, code = error_status(error), error_code(error)
+            if status >= 500 or status in {408, 429} or code in _AGAIN:
                 return None
             said = error.response.get("Error", {}).get("Message", "")
             return f"{code} ({status}): {said}{_ADVICE.get(status, '')}"
@@ -120,16 +158,23 @@ class S3Backend(Backend):
             return "there are no credentials in the environment, and no profile that has them"
         if isinstance(error, BotoCoreError):  # the configuration: no such profile, no region
             return str(error)
-        raise error
+        return f"{type(error).__name__}: {error}"
 
 
 _ADVICE = {
     403: "; see the credentials in the environment or the profile, and that they allow s3:GetObject and "
-    "s3:ListBucket: without the latter S3 does not say whether an object is missing or forbidden",
+    "s3:ListBucket: without the latter S3 does not say whether an object is missing or forbidden; to write, "
+    "s3:PutObject and s3:AbortMultipartUpload too",
     404: "; see the bucket's name, and AWS_ENDPOINT_URL",
     301: "; see AWS_DEFAULT_REGION",
     400: "; see AWS_DEFAULT_REGION, and whether the credentials have expired",
 }
+
+
+def split(url: str) -> tuple[str, str]:
+    """Return bucket and key."""
+    bucket, _, key = url.partition("://")[2].partition("/")
+    return bucket, key
 
 
 def _headers(request: Request) -> dict[str, str]:
@@ -142,9 +187,11 @@ def _headers(request: Request) -> dict[str, str]:
     return headers | {"Range": f"bytes={request.start}-{last}"}
 
 
-def _code(error: Any) -> str:  # noqa: ANN401  # a ClientError, which has no types
+def error_code(error: Any) -> str:  # noqa: ANN401  # a ClientError, which has no types
+    """Return what S3 calls an error."""
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
-def _status(error: Any) -> int:  # noqa: ANN401
+def error_status(error: Any) -> int:  # noqa: ANN401
+    """Return the HTTP status of an error."""
     return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))

@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def server() -> Iterator[str]:
     """Run the server; return its endpoint."""
-    command = [sys.executable, str(Path(__file__).with_name("server.py"))]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    command = [sys.executable, "-m", "tests.objects.server"]
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(
+        command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
         assert process.stdout is not None
         yield f"http://127.0.0.1:{int(process.stdout.readline())}"
         process.terminate()

@@ -25,11 +25,11 @@ class S3:
 
     endpoint: str
 
-    def upload(self, path: Path) -> str:
+    def upload(self, path: Path, **options: str) -> str:
         """Put a store into a place of its own; return its URL."""
         url = f"s3://states/{next(NAMES)}/{path.name}"
         files = fsspec.filesystem("s3", use_listings_cache=False)
-        files.put(str(path), url, recursive=True)
+        files.put(str(path), url, recursive=True, **options)
         self.requests()
         return url
 
@@ -44,10 +44,25 @@ class S3:
         fsspec.filesystem("s3", use_listings_cache=False).put_file(str(path), url)
 
     def fail(self, what: int | str, where: str, times: int = 1, **more: Any) -> None:
-        """Have so many of the next requests fail: with a status, or by reset, cut or delay."""
-        faults = [{"what": what, "where": where, "times": times, **more}] if times else []
+        """Have so many of the next requests fail: with a status, or by reset, cut, delay, ... (see `server`)."""
+        self.fail_all([{"what": what, "where": where, "times": times, **more}] if times else [])
+
+    def fail_all(self, faults: list[dict[str, Any]]) -> None:
+        """Have requests fail in several ways."""
         request = urllib.request.Request(f"{self.endpoint}/_faults", json.dumps(faults).encode())
         urllib.request.urlopen(request, timeout=30).close()
+
+    def unused_faults(self) -> int:
+        """Return how many of the requests that were to fail did not come."""
+        with urllib.request.urlopen(f"{self.endpoint}/_unused", timeout=30) as answer:
+            return int(answer.read())
+
+    def release(self) -> list[str]:
+        """Have requests done that were held; return the statuses of their answers."""
+        request = urllib.request.Request(f"{self.endpoint}/_release", b"{}")
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            found: list[str] = json.load(answer)
+        return found
 
     def requests(self) -> list[dict[str, str]]:
         """Return the requests that came since this was asked."""

@@ -1,0 +1,109 @@
+"""What is asked of an object store that is written to. Every put says what it replaces: there is no other.
+
+So nothing hangs on clocks, or on who claims what: of two who would replace the same object, one does. A put that
+a proxy delivers a minute late, or that of a run which was taken for dead, finds another object than it names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from hsstore.errors import RefusedError
+
+ABSENT: Final = ""
+"""In place of a version: there must be no such object. No object has this version."""
+
+
+class ConflictError(RefusedError):
+    """The object is not what was to be replaced, so nothing was written: somebody else writes it."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.url = url
+
+    def __str__(self) -> str:
+        """Say it for people."""
+        return (
+            f"{self.url} is not what it was: somebody else has written it meanwhile, and this was not written. "
+            "See that nobody else writes there, then run the same command again"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """A whole object."""
+
+    url: str
+    data: bytes
+    replaces: str
+    """The version that was read, or ABSENT."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """What an object store says of an object."""
+
+    size_bytes: int
+    version: str
+    modified: float
+    """When it was put, by the clock of the store: seconds since 1970."""
+    token: str
+    """Of the put that made it; empty where it was not one of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part that the store has: what it asks for again when the upload is completed."""
+
+    number: int
+    """From 1 on."""
+    etag: str
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True)
+class UploadId:
+    """An upload that was begun."""
+
+    url: str
+    id: str
+
+
+class WritableBackend(Protocol):
+    """A kind of object store that is written to; each method is one attempt.
+
+    Their errors are those of `Backend.fetch`, and ConflictError.
+    """
+
+    async def put(self, put: Put, checksum: str, token: str) -> str:
+        """Put an object with its token; return its version."""
+        ...
+
+    async def head(self, url: str) -> Stat | None:
+        """Ask for an object without its bytes; None where the store says that there is none."""
+        ...
+
+    async def begin(self, url: str, token: str) -> UploadId:
+        """Begin an upload: an object in parts, which does not exist before it is completed."""
+        ...
+
+    async def send(self, upload: UploadId, number: int, data: bytes, checksum: str) -> Part:
+        """Send a part, or send it again."""
+        ...
+
+    async def complete(self, upload: UploadId, parts: tuple[Part, ...], replaces: str) -> str:
+        """Make the parts an object; return its version. ConflictError too where there is no such upload any more."""
+        ...
+
+    async def abort(self, upload: UploadId) -> None:
+        """Give up an upload; nothing where there is none any more."""
+        ...
+
+    async def uploads(self, url: str, after: str) -> tuple[list[UploadId], str]:
+        """List a page of the uploads of objects whose URLs begin so, as `Backend.find` does."""
+        ...
+
+    def refusal(self, error: Exception) -> str | None:
+        """As that of `Backend`."""
+        ...

@@ -1,0 +1,313 @@
+"""Bytes into object stores: whole objects and uploads in parts, each on a condition, tried again when the store fails.
+
+An answer can be lost after the put was done. So each has a token of its own, and a condition that is not met is no
+verdict before the object was looked at: with our token it is what we have put.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from threading import BoundedSemaphore
+from typing import TYPE_CHECKING, TypeVar
+
+import google_crc32c
+
+from hsstore.activity import operation, tick
+from hsstore.errors import InputError
+from hsstore.objects.client import call, start
+from hsstore.objects.puts import ConflictError, Part, Put, Stat, UploadId, WritableBackend
+from hsstore.objects.retry import persist
+from hsstore.objects.together import together
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+    from concurrent.futures import Future
+
+    from hsstore.activity import Kind
+
+PART_BYTES = 16 << 20
+"""Of each part but the last; S3 wants 5 MiB at least. On a slow line one must be through in a minute."""
+PARTS_AT_ONCE = 8
+"""Parts of this process that are in memory and under way."""
+MOST_PARTS = 10_000
+"""S3 takes no more."""
+
+T = TypeVar("T")
+
+_slots = BoundedSemaphore(PARTS_AT_ONCE)
+
+
+def put(url: str, data: bytes, *, replaces: str) -> str:
+    """Put a whole object, if that of its name is the one that it replaces.
+
+    Parameters
+    ----------
+    replaces : str
+        The version that was read, or ABSENT.
+
+    Returns
+    -------
+    str
+        The version of the new object.
+
+    Raises
+    ------
+    ConflictError
+        It is another one: nothing was written.
+    UnreachableError
+        No answer, also after several attempts. It may have been written, or still be.
+    InputError
+        The object store refuses.
+    """
+    (version,) = put_many([Put(url, data, replaces)])
+    if version is None:
+        raise ConflictError(url)
+    return version
+
+
+def put_many(puts: Sequence[Put]) -> list[str | None]:
+    """Put objects of one store side by side; None where an object is not what was to be replaced.
+
+    Raises
+    ------
+    UnreachableError, InputError
+        As in `put`, of the first one that fails; others may have been written.
+    """
+    if not puts:
+        return []
+    return _call("write", puts[0].url, partial(_put_all, puts))
+
+
+def head(url: str) -> Stat | None:
+    """Ask for an object without its bytes; None where the store says that there is none.
+
+    Raises
+    ------
+    UnreachableError, InputError
+    """
+    return _call("read", url, partial(_head, url))
+
+
+@dataclass(frozen=True, slots=True)
+class SentUpload:
+    """An upload whose parts are all with the store, and which is no object yet. Any process can complete it."""
+
+    upload: UploadId
+    token: str
+    replaces: str
+    parts: tuple[Part, ...]
+
+    def complete(self) -> str:
+        """Make it an object, if that of its name is the one that it replaces; return its version.
+
+        Raises
+        ------
+        ConflictError, UnreachableError, InputError
+            As in `put`.
+        """
+        return _call("write", self.upload.url, partial(_complete, self))
+
+    def abort(self) -> None:
+        """Give it up; nothing where it is an object by now.
+
+        Raises
+        ------
+        UnreachableError, InputError
+        """
+        abort(self.upload)
+
+
+class Upload:
+    """An object that is sent in parts, while it grows. Not thread-safe.
+
+    Parameters
+    ----------
+    replaces : str
+        The version that it is to replace, or ABSENT.
+
+    Raises
+    ------
+    UnreachableError, InputError
+    """
+
+    def __init__(self, url: str, *, replaces: str) -> None:
+        self._url = url
+        self._replaces = replaces
+        self._token = uuid.uuid4().hex
+        self._upload = _call("write", url, partial(_begin, url, self._token))
+        self._parts: list[Future[Part]] = []
+
+    def part(self, read: Callable[[], bytes]) -> None:
+        """Send the next part in the background; waits while too many are under way.
+
+        Parameters
+        ----------
+        read : callable
+            Returns its bytes: called here, when there is room for them. All parts but the last have PART_BYTES.
+
+        Raises
+        ------
+        ConflictError, UnreachableError, InputError
+            Of an earlier part.
+        """
+        if len(self._parts) == MOST_PARTS:
+            raise InputError(
+                f"{self._url}: an object has at most {MOST_PARTS} parts of {PART_BYTES >> 20} MiB; choose smaller shards"
+            )
+        with operation("fsync", self._url):  # what was written before is waited for, however long
+            _slots.acquire()
+        try:
+            self._raise_first_error()
+            data = read()
+            number = len(self._parts) + 1
+            sending = start(self._url, partial(_send, self._upload, number, data, _checksum(data)))
+        except BaseException:
+            _slots.release()
+            raise
+        sending.add_done_callback(lambda _: _slots.release())
+        self._parts.append(sending)
+
+    def finish(self) -> SentUpload:
+        """Wait until all parts are with the store.
+
+        Raises
+        ------
+        ConflictError, UnreachableError, InputError
+        """
+        with operation("fsync", self._url):
+            parts = tuple(sending.result() for sending in self._parts)
+        return SentUpload(self._upload, self._token, self._replaces, parts)
+
+    def abort(self) -> None:
+        """Give it up, parts that are under way too.
+
+        Raises
+        ------
+        UnreachableError, InputError
+        """
+        for sending in self._parts:
+            sending.cancel()
+        abort(self._upload)
+
+    def _raise_first_error(self) -> None:
+        for sending in self._parts:
+            if sending.done():
+                sending.result()
+
+
+def abort(upload: UploadId) -> None:
+    """Give up an upload; nothing where there is none any more.
+
+    Raises
+    ------
+    UnreachableError, InputError
+    """
+    _call("write", upload.url, partial(_abort, upload))
+
+
+def find_uploads(url: str) -> list[UploadId]:
+    """List what was begun and not completed of objects whose URLs begin with this text.
+
+    Raises
+    ------
+    UnreachableError, InputError
+    """
+    return _call("read", url, partial(_uploads, url))
+
+
+async def _put_all(puts: Sequence[Put], backend: WritableBackend) -> list[str | None]:
+    return await together(puts, partial(_put, backend))
+
+
+async def _put(backend: WritableBackend, put: Put) -> str | None:
+    token = uuid.uuid4().hex
+    attempt = partial(backend.put, put, _checksum(put.data), token)
+    try:
+        return await persist(backend, "write", put.url, attempt)
+    except ConflictError:
+        return await _version_if_ours(put.url, token, backend)
+
+
+async def _version_if_ours(url: str, token: str, backend: WritableBackend) -> str | None:
+    found = await _head(url, backend)
+    return found.version if found is not None and found.token == token else None
+
+
+async def _head(url: str, backend: WritableBackend) -> Stat | None:
+    return await persist(backend, "read", url, partial(backend.head, url))
+
+
+async def _begin(url: str, token: str, backend: WritableBackend) -> UploadId:
+    attempts = 0
+
+    async def attempt() -> UploadId:
+        nonlocal attempts
+        attempts += 1
+        return await backend.begin(url, token)
+
+    upload = await persist(backend, "write", url, attempt)
+    if (
+        attempts > 1
+    ):  # perhaps it was begun, and only the answer got lost: nobody would ever end that one
+        with suppress(InputError):  # listing may not be allowed
+            for other in await _uploads(url, backend):
+                if other.url == url and other != upload:
+                    await _abort(other, backend)
+    return upload
+
+
+async def _send(
+    upload: UploadId, number: int, data: bytes, checksum: str, backend: WritableBackend
+) -> Part:
+    attempt = partial(backend.send, upload, number, data, checksum)
+    part = await persist(backend, "write", upload.url, attempt)
+    tick()
+    return part
+
+
+async def _complete(sent: SentUpload, backend: WritableBackend) -> str:
+    url = sent.upload.url
+    attempt = partial(backend.complete, sent.upload, sent.parts, sent.replaces)
+    try:
+        return await persist(backend, "write", url, attempt)
+    except ConflictError:
+        version = await _version_if_ours(url, sent.token, backend)
+        if version is None:
+            raise
+        return version
+
+
+async def _abort(upload: UploadId, backend: WritableBackend) -> None:
+    await persist(backend, "write", upload.url, partial(backend.abort, upload))
+
+
+async def _uploads(url: str, backend: WritableBackend) -> list[UploadId]:
+    found: list[UploadId] = []
+    after, is_last = "", False
+    while not is_last:
+        page, after = await persist(backend, "list", url, partial(backend.uploads, url, after))
+        found += page
+        is_last = not after
+    return found
+
+
+def _call(kind: Kind, url: str, work: Callable[[WritableBackend], Awaitable[T]]) -> T:
+    _refuse_read_only(url)
+    return call(kind, url, work)
+
+
+def _refuse_read_only(url: str) -> None:
+    if url.startswith("gs:"):
+        raise InputError(
+            f"gs:// can only be read so far, since Google's S3 interface writes on no condition: {url}"
+        )
+
+
+def _checksum(data: bytes) -> str:
+    """Return the crc32c of data as S3 has it."""
+    return base64.b64encode(struct.pack(">I", google_crc32c.value(data))).decode()

@@ -1,0 +1,209 @@
+"""Objects that are put: on a condition, whole or in parts, and once, whatever happens to the answer."""
+
+from __future__ import annotations
+
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from hsstore.errors import InputError, RefusedError, UnreachableError
+from hsstore.objects import Request, read
+from hsstore.objects.puts import ABSENT, ConflictError, Put
+from hsstore.objects.write import (
+    SentUpload,
+    Upload,
+    find_uploads,
+    head,
+    put,
+    put_many,
+)
+from tests.objects.s3 import NAMES, S3
+
+BIG = 5 << 20
+"""Bytes of the smallest part that is not the last one."""
+
+
+@pytest.fixture(params=["s3", "memory"])
+def url(request: pytest.FixtureRequest) -> str:
+    """Give the URL of an object that is not there."""
+    if request.param == "s3":
+        request.getfixturevalue("s3")
+    return f"{request.param}://states/{next(NAMES)}/x"
+
+
+def content(url: str) -> bytes:
+    return read(Request(url)).data
+
+
+def test_an_object_is_put_where_none_is_and_replaced_by_its_version(url: str) -> None:
+    first = put(url, b"one", replaces=ABSENT)
+    assert read(Request(url)).version == first
+
+    second = put(url, b"two", replaces=first)
+
+    assert (content(url), second != first) == (b"two", True)
+    found = head(url)
+    assert found is not None
+    assert (found.size_bytes, found.version) == (3, second)
+    assert found.modified > 1.7e9
+
+
+def test_what_is_not_there_is_no_error_of_head_and_an_empty_object_is_one(url: str) -> None:
+    assert head(url) is None
+    version = put(url, b"", replaces=ABSENT)
+    found = head(url)
+    assert found is not None
+    assert (found.size_bytes, found.version) == (0, version)
+
+
+@pytest.mark.parametrize("replaces", [ABSENT, '"0123"'])
+def test_another_object_than_was_meant_is_left_alone(url: str, replaces: str) -> None:
+    put(url, b"theirs", replaces=ABSENT)
+
+    with pytest.raises(ConflictError, match=f"{url} is not what it was"):
+        put(url, b"ours", replaces=replaces)
+
+    assert content(url) == b"theirs"
+    assert issubclass(ConflictError, RefusedError)
+
+
+def test_an_object_that_is_gone_is_not_replaced(url: str) -> None:
+    with pytest.raises(ConflictError):
+        put(url, b"ours", replaces='"0123"')
+    assert head(url) is None
+
+
+def test_of_many_who_create_an_object_one_does(url: str) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        puts = [threads.submit(put_many, [Put(url, bytes([i]), ABSENT)]) for i in range(8)]
+        done = [i for i, one in enumerate(puts) if one.result() != [None]]
+
+    assert len(done) == 1
+    assert content(url) == bytes(done)
+
+
+def test_parts_are_no_object_before_they_are_completed(url: str) -> None:
+    upload = Upload(url, replaces=ABSENT)
+    upload.part(lambda: b"a" * BIG)
+    upload.part(lambda: b"b")
+    sent = pickle.loads(pickle.dumps(upload.finish()))  # any process can complete it
+    before = head(url)
+
+    version = sent.complete()
+
+    assert before is None
+    assert content(url) == b"a" * BIG + b"b"
+    assert find_uploads(url) == []
+    assert read(Request(url)).version == version
+
+
+def test_parts_never_replace_what_was_not_read(url: str) -> None:
+    created, replacing = (_sent(url, b"new", replaces) for replaces in (ABSENT, '"0123"'))
+    version = put(url, b"theirs", replaces=ABSENT)
+    for sent in (created, replacing):
+        with pytest.raises(ConflictError):
+            sent.complete()
+        sent.abort()
+    assert content(url) == b"theirs"
+
+    sent = _sent(url, b"new", version)
+    sent.complete()
+
+    assert content(url) == b"new"
+    assert find_uploads(url) == []
+
+
+def _sent(url: str, data: bytes, replaces: str) -> SentUpload:
+    upload = Upload(url, replaces=replaces)
+    upload.part(lambda: data)
+    return upload.finish()
+
+
+def test_an_upload_that_is_given_up_leaves_nothing(url: str) -> None:
+    upload = Upload(url, replaces=ABSENT)
+    upload.part(lambda: b"a" * BIG)
+    assert len(find_uploads(url)) == 1
+    sent = upload.finish()
+
+    upload.abort()
+
+    assert find_uploads(url) == []
+    upload.abort()  # also once more
+    with pytest.raises(ConflictError):
+        sent.complete()
+    assert head(url) is None
+
+
+def put_and_replace(url: str) -> None:
+    put(url, b"new", replaces=put(url, b"old", replaces=ABSENT))
+
+
+def upload_parts(url: str) -> None:
+    upload = Upload(url, replaces=put(url, b"old", replaces=ABSENT))
+    upload.part(lambda: b"new")
+    upload.finish().complete()
+
+
+PUTS = {
+    "put": (put_and_replace, r"PUT [^?]*\?(x-id=PutObject)?$"),
+    "begin": (upload_parts, r"POST .*uploads"),
+    "part": (upload_parts, r"PUT .*partNumber=1"),
+    "complete": (upload_parts, r"POST .*uploadId="),
+}
+
+
+@pytest.mark.parametrize("name", PUTS)
+@pytest.mark.parametrize("what", ["after", "reset", 500, 503, "corrupt", "conflict"])
+def test_a_lost_answer_and_an_error_leave_one_object_and_no_refusal(
+    s3: S3, name: str, what: int | str
+) -> None:
+    if what == "corrupt" and name in {"begin", "complete"}:
+        pytest.skip("nothing of the object is in it")
+    url = f"s3://states/{next(NAMES)}/x"
+    do, where = PUTS[name]
+    s3.fail(409 if what == "conflict" else what, where, times=2)
+
+    do(url)
+
+    assert s3.unused_faults() == 0
+    assert content(url) == b"new"
+    assert find_uploads(url) == []
+
+
+def test_an_error_inside_an_answer_of_success_is_one(s3: S3) -> None:
+    url = f"s3://states/{next(NAMES)}/x"
+    s3.fail(200, "POST .*uploadId=", times=2)
+    upload_parts(url)
+    assert content(url) == b"new"
+
+
+@pytest.mark.parametrize("name", PUTS)
+def test_what_never_gets_through_is_said(s3: S3, name: str) -> None:
+    url = f"s3://states/{next(NAMES)}/x"
+    do, where = PUTS[name]
+    s3.fail("reset", where, times=1000)
+    with pytest.raises(UnreachableError, match=f"cannot write {url}: .*tried 9 times"):
+        do(url)
+
+
+def test_what_is_forbidden_is_said_with_what_is_needed(s3: S3) -> None:
+    s3.fail(403, "PUT ", times=1)
+    with pytest.raises(InputError, match="s3:PutObject"):
+        put(f"s3://states/{next(NAMES)}/x", b"", replaces=ABSENT)
+
+
+def test_a_part_that_is_refused_is_said_at_the_end(s3: S3) -> None:
+    url = f"s3://states/{next(NAMES)}/x"
+    upload = Upload(url, replaces=ABSENT)
+    s3.fail(403, "partNumber=1", times=1)
+    upload.part(lambda: b"a")
+    with pytest.raises(InputError, match="AccessDenied"):
+        upload.finish()
+    upload.abort()
+    assert find_uploads(url) == []
+
+
+def test_google_is_not_written_to() -> None:
+    with pytest.raises(InputError, match="gs:// can only be read so far"):
+        put("gs://bucket/x", b"", replaces=ABSENT)

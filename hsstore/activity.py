@@ -37,6 +37,7 @@ class Operation:
 
 _serials = itertools.count(1)
 _current: dict[int, Operation] = {}
+_unnoticed: set[int] = set()
 _ticks = itertools.count(1)
 _ticked = 0
 
@@ -45,6 +46,9 @@ _ticked = 0
 def operation(kind: Kind, path: Location | str) -> Iterator[None]:
     """Show what the thread is doing, with a file or a URL, while it does it; a success counts as progress."""
     thread = threading.get_native_id()
+    if thread in _unnoticed:
+        yield
+        return
     outer = _current.get(thread)
     _current[thread] = Operation(kind, str(path), time.monotonic(), thread, next(_serials))
     try:
@@ -55,6 +59,17 @@ def operation(kind: Kind, path: Location | str) -> Iterator[None]:
             _current.pop(thread, None)
         else:
             _current[thread] = outer
+
+
+@contextmanager
+def unnoticed() -> Iterator[None]:
+    """Show nothing of what this thread does meanwhile, and count it for nothing: a run without progress does it too."""
+    thread = threading.get_native_id()
+    _unnoticed.add(thread)
+    try:
+        yield
+    finally:
+        _unnoticed.discard(thread)
 
 
 def tick() -> None:

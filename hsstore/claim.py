@@ -1,12 +1,14 @@
-"""One claim: who owns a span, or is a worker of some number, as a small file says it."""
+"""One claim: who owns a span, or is a worker of some number, as a small file or object says it."""
 
 from __future__ import annotations
 
 import os
 import socket
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from pydantic import ValidationError
 
@@ -15,9 +17,13 @@ from hsstore.errors import RefusedError
 from hsstore.files import output_errors, read_again_if_stale
 from hsstore.spec import Record
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Sequence
+    from contextlib import AbstractContextManager
+
 
 class Claim(Record):
-    """The content of a claim file: who owns the span, or the worker's number."""
+    """The content of a claim: who owns the span, or the worker's number."""
 
     run: str
     host: str
@@ -28,6 +34,8 @@ class Claim(Record):
     since: str
     worker: str = ""
     """Such as 1/4; empty for a run that has the store alone."""
+    began: int = 0
+    """When the kernel began the process, in ticks since its boot: another process may get its pid. 0: not said."""
 
     @classmethod
     def of_this_process(cls, run: str, worker: str = "") -> Claim:
@@ -53,12 +61,86 @@ class Claim(Record):
         return self.model_dump_json(exclude_defaults=True).encode()
 
     def shares_locks_with(self, other: Claim) -> bool:
-        """Say whether a free lock of one proves to the other that it is dead."""
+        """Say whether one can prove that the other is dead: by its free lock, or its process."""
         return (self.host, self.boot, self.pid_namespace) == (
             other.host,
             other.boot,
             other.pid_namespace,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A claim as it was read."""
+
+    claim: Claim
+    version: str = ""
+    """Of its object."""
+
+
+class ClaimPlace(Protocol):
+    """Where the claims of one run are, by names such as 17, of a span, and worker-1-of-4.
+
+    All methods raise OutputError or UnreachableError, and RefusedError where something is no claim.
+    """
+
+    me: Claim
+    clock: ClassVar[str]
+    """By which signs of life have their times."""
+    still_held: ClassVar[str]
+    """Why a silent run may not be taken over yet, and what to do."""
+
+    def take(self, names: Sequence[str]) -> list[str]:
+        """Create our claim under names; return those that are somebody else's."""
+        ...
+
+    def read(self, name: str) -> Found | None:
+        """Return who has a name."""
+        ...
+
+    def read_anew(self, name: str) -> Found | None:
+        """Return who has a name, now."""
+        ...
+
+    def names(self) -> list[str]:
+        """Return all names that may be claimed; others may be among them."""
+        ...
+
+    def inherit(self, name: str, found: Found) -> None:
+        """Put our claim in the place of a dead run's, if that is still there."""
+        ...
+
+    def give(self, names: Sequence[str]) -> None:
+        """Free names where the claim is ours."""
+        ...
+
+    def remove(self, name: str, found: Found) -> None:
+        """Free the name of a dead run, if it is still its."""
+        ...
+
+    def is_alive(self, owner: Claim) -> bool:
+        """Say whether a run lives of which that can be told from here."""
+        ...
+
+    def last_signs(self, owner: Claim) -> tuple[float, float]:
+        """Return when a run last gave a sign of life, -inf if never, and what time it is, by one clock."""
+        ...
+
+    def held_dead(self, owner: Claim, *, insist: bool) -> AbstractContextManager[bool]:
+        """Say whether nothing speaks against the death of a run, and keep other heirs out meanwhile."""
+        ...
+
+    def sweep(self, spans: Container[int], span_of: Callable[[int], int | None]) -> None:
+        """Remove what dead runs have begun in spans that are ours; `span_of` gives that of a shard."""
+        ...
+
+    def end(self) -> None:
+        """Give no sign of life any more. Does not wait for what does not answer."""
+        ...
+
+    def close(self, *, clean: bool) -> None:
+        """Leave; `clean` says that all was given back."""
+        ...
 
 
 def read_claim(path: Path) -> Claim | None:

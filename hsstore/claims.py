@@ -1,43 +1,41 @@
-"""Who may write which span: one claim file a span, beside the store.
+"""Who may write which span: a claim for each, beside the store.
 
-::
+A claim is created exclusively before the span is written, so no two runs ever write one file. It is taken over only
+where its owner's death is proven: by its lock, or its process, on the same host, boot and pid namespace. Elsewhere
+it is taken over only on demand, and only from a run that has given no sign of life for a while.
 
-    STORE.runs/claims/
-    ├── <run>.lock        locked while the run lives; its time is renewed every few seconds
-    ├── 17                who owns span 17
-    └── worker-1-of-4     who is worker 1 of 4
-
-A claim is created exclusively before the span is written, so no two runs ever write one file. A
-run holds a lock for its whole life; on the same host, boot and pid namespace a free lock proves
-that the claim's owner is dead, and only then is the claim taken over. The lock of the dead run is
-held meanwhile, so that of several heirs one wins. Where locks do not reach, a claim is taken over
-only on demand, and only from a run that has given no sign of life for a while.
+Claims of a directory are files (`claim_files`), those of a store under a URL objects (`claim_objects`). There nothing
+that was written depends on them: every put says what it replaces. They save the work of doing things twice.
 """
 
 from __future__ import annotations
 
-import os
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING, Self
 
-from hsstore.activity import operation
-from hsstore.claim import Claim, read_claim, read_claims
-from hsstore.errors import OutputError, RefusedError
-from hsstore.files import PARTIAL_SUFFIX, make_directory, output_errors, write_durably
-from hsstore.liveness import Beat, Others, lives, lock_path, open_lock
-from hsstore.spec import COMPLETION
+from hsstore.claim import Claim, ClaimPlace, Found, read_claims
+from hsstore.claim_files import ClaimFiles
+from hsstore.errors import OutputError, RefusedError, UnreachableError
+from hsstore.liveness import Others, lives, process_lives
+from hsstore.location import RemotePath
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator
+    from collections.abc import Callable, Container, Iterable, Sequence
     from pathlib import Path
 
     from hsstore.store import Store
 
-__all__ = ["Claim", "Claims", "claims_of", "lives", "read_claims"]
+__all__ = [
+    "Claim",
+    "Claims",
+    "claims_of",
+    "is_dead_here",
+    "lives",
+    "owners_of",
+    "read_claims",
+]
 
-LINKS_A_CLAIM = 1000
-"""Spans whose claims are one file under many names; file systems allow some ten thousand."""
 _PLACE = "worker-"
 
 
@@ -45,6 +43,32 @@ def claims_of(store: Store) -> Path:
     """Return where spans are claimed: beside the store itself, also for who comes through a link."""
     real = store.path.resolve()
     return real.with_name(f"{real.name}.runs") / "claims"
+
+
+def owners_of(store: Store) -> dict[str, tuple[Claim, int]]:
+    """Return, by run, its claim, and how many spans it has; of a store under a URL the claims are listed."""
+    if isinstance(store.location, RemotePath):
+        from hsstore.claim_objects import read_claims_at  # noqa: PLC0415  # brings fsspec
+
+        return read_claims_at(store.location)
+    return read_claims(claims_of(store))
+
+
+def is_dead_here(store: Store, owner: Claim, me: Claim) -> bool:
+    """Say whether it is proven from here that the owner of a claim is dead."""
+    if not owner.shares_locks_with(me):
+        return False
+    if isinstance(store.location, RemotePath):
+        return not process_lives(owner.pid, owner.began)
+    return not lives(claims_of(store), owner.run)
+
+
+def _open_place(store: Store, me: Claim, say: Callable[[], bytes] | None) -> ClaimPlace:
+    if isinstance(store.location, RemotePath):
+        from hsstore.claim_objects import ClaimObjects  # noqa: PLC0415  # brings fsspec
+
+        return ClaimObjects(store.location, me, say)
+    return ClaimFiles(store.path, claims_of(store), me)
 
 
 class Claims:
@@ -60,24 +84,28 @@ class Claims:
         `SILENT_SECONDS`, which is waited for.
     worker : str
         Which of several workers on this store the run is, such as 1/4.
+    say : callable, optional
+        Returns what the run says of itself; beside a store under a URL that is its sign of life.
     """
 
     def __init__(
-        self, store: Store, run: str, *, take_over: bool = False, worker: str = ""
+        self,
+        store: Store,
+        run: str,
+        *,
+        take_over: bool = False,
+        worker: str = "",
+        say: Callable[[], bytes] | None = None,
     ) -> None:
         self._store = store
-        self._me = Claim.of_this_process(run, worker)
-        self._directory = claims_of(store)
-        self.others = Others(self._directory, self._me, take_over=take_over)
+        self._place = _open_place(store, Claim.of_this_process(run, worker), say)
+        self._me = self._place.me
+        self.others = Others(self._place, self._me, take_over=take_over)
         self._held: set[int] = set()
-        self._place: Path | None = None
+        self._number = ""
+        """The name of this worker's number, once it is taken."""
+        self._released = False
         self._alone = Lock()
-        with output_errors(self._directory):
-            make_directory(self._directory)
-            self._lock = open_lock(self._lock_path(run))
-        if self._lock is None:
-            raise RefusedError(f"run {run} is already going on")
-        self._beat = Beat(self._lock_path(run))
 
     # --- the whole store ----------------------------------------------------------------------
 
@@ -91,14 +119,9 @@ class Claims:
         RefusedError
             Another run owns one of them; the message names it.
         """
-        wanted = list(spans)
         with self._alone:
-            for first in range(0, len(wanted), LINKS_A_CLAIM):
-                with self._written() as mine:
-                    for span in wanted[first : first + LINKS_A_CLAIM]:
-                        self._take(self._path(span), mine)
-                        self._held.add(span)
-            self._remove_leftovers(self._held | self._take_from_the_dead())
+            self._take_spans(list(spans))
+            self._sweep(self._held | self._take_from_the_dead())
 
     def refuse_workers(self) -> None:
         """Make sure that no worker is at work; what dead ones left of their numbers is removed.
@@ -109,9 +132,8 @@ class Claims:
             It names one.
         """
         try:
-            with output_errors(self._directory):
-                for path in self._directory.glob(f"{_PLACE}*"):
-                    self._remove_if_dead(path)
+            for name in self._numbers():
+                self._remove_if_dead(name)
         except RefusedError as error:
             raise RefusedError(
                 "workers extract into this store: start this run with --worker too, and it works "
@@ -129,43 +151,36 @@ class Claims:
             Somebody else is, or a run that is no worker writes the store.
         """
         number = self._me.worker
-        place = self._directory / (_PLACE + number.replace("/", "-of-"))
-        with output_errors(place):
-            self._sign_lock()
-            try:
-                self._take(place, self._lock_path(self._me.run))
-            except RefusedError as error:
-                raise RefusedError(f"worker {number} is there already: {error}") from error
-            self._place = place
-            for path in self._directory.glob(f"{_PLACE}*"):
-                with suppress(RefusedError):
-                    self._remove_if_dead(path, patient=False)
-        for claim, _ in read_claims(self._directory).values():
-            if not claim.worker:
-                self._refuse_beside(claim)
+        name = _PLACE + number.replace("/", "-of-")
+        try:
+            for taken in self._place.take([name]):
+                self._take_from(taken)
+        except RefusedError as error:
+            raise RefusedError(f"worker {number} is there already: {error}") from error
+        self._number = name
+        for other in self._numbers():
+            with suppress(RefusedError):
+                self._remove_if_dead(other, patient=False)
+        for owner, _ in owners_of(self._store).values():
+            if not owner.worker:
+                self._refuse_beside(owner)
 
     def try_to_take(self, span: int) -> bool:
-        """Claim a span; return False where it is another's who lives, or may live.
-
-        Costs no fsync: the claim is one more name of the lock file, which says whose it is.
-        """
-        path = self._path(span)
-        with self._alone, output_errors(path):
-            if self._lock is None:  # all was given back, while we waited for our turn
+        """Claim a span; return False where it is another's who lives, or may live."""
+        with self._alone:
+            if self._released:  # all was given back, while we waited for our turn
                 return False
             try:
-                self._take(path, self._lock_path(self._me.run), patient=False)
+                self._take_spans([span], patient=False)
             except RefusedError:
                 return False
-            self._held.add(span)
-            self._remove_leftovers({span})
+            self._sweep({span})
             return True
 
     def give(self, span: int) -> None:
         """Give one claim back."""
-        path = self._path(span)
-        with self._alone, output_errors(path):
-            self._give(path)
+        with self._alone:
+            self._place.give([str(span)])
             self._held.discard(span)
 
     def take_again(self, span: int) -> None:
@@ -182,9 +197,9 @@ class Claims:
 
     def bury(self) -> None:
         """Inherit all claims of dead runs: they are given back with our own."""
-        with self._alone, output_errors(self._directory):
+        with self._alone:
             # Not in what we held before: there our own blocks may be open.
-            self._remove_leftovers(self._take_from_the_dead())
+            self._sweep(self._take_from_the_dead())
 
     def owner(self, span: int) -> Claim | None:
         """Return who has a span.
@@ -194,7 +209,7 @@ class Claims:
         RefusedError
             The claim is damaged; the message names its file.
         """
-        return read_claim(self._path(span))
+        return _claim_of(self._place.read(str(span)))
 
     # --- both ---------------------------------------------------------------------------------
 
@@ -205,7 +220,7 @@ class Claims:
         ------
         RefusedError
         """
-        owner = self.owner(span)
+        owner = _claim_of(self._place.read_anew(str(span)))
         if owner != self._me:
             raise RefusedError(
                 f"span {span} was taken over by {owner.who if owner else 'nobody'} while this run was writing it; "
@@ -214,19 +229,16 @@ class Claims:
 
     def release(self) -> None:
         """Give all claims back; also what a clean end of a run does."""
-        self._beat.end()
+        self._place.end()
+        self.others.end()
         with self._alone:
-            # On a broken disk a claim stays: its lock is free, so the next run inherits it.
-            for path in [*map(self._path, sorted(self._held)), self._place]:
-                with suppress(OSError, RefusedError, OutputError):
-                    self._give(path)
+            if self._released:
+                return
+            names = [*map(str, sorted(self._held)), *filter(None, [self._number])]
+            # On a broken disk a claim stays: its owner is dead then, so the next run inherits it.
+            self._place.close(clean=self._give_all(names))
             self._held.clear()
-            self._place = None
-            if self._lock is not None:
-                with suppress(OSError):
-                    self._lock_path(self._me.run).unlink(missing_ok=True)
-                os.close(self._lock)
-                self._lock = None
+            self._released = True
 
     def __enter__(self) -> Self:
         return self
@@ -234,67 +246,49 @@ class Claims:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    @contextmanager
-    def _written(self) -> Iterator[Path]:
-        """Write a claim that is durable before its first link: one fsync for many spans."""
-        mine = self._directory / f".{self._me.run}"
-        with output_errors(mine):
-            write_durably(mine, self._me.text())
-            try:
-                yield mine
-            finally:
-                mine.unlink(missing_ok=True)
+    def _give_all(self, names: Sequence[str]) -> bool:
+        try:
+            self._place.give(names)
+        except (OutputError, UnreachableError, RefusedError):
+            return False
+        return True
 
-    def _sign_lock(self) -> None:
-        """Let the lock file be a claim as well, for others' eyes under the names that it gets."""
-        if self._lock is not None:
-            with operation("fsync", self._lock_path(self._me.run)):
-                os.pwrite(self._lock, self._me.text(), 0)
-                os.fsync(self._lock)
+    def _take_spans(self, spans: Sequence[int], *, patient: bool = True) -> None:
+        taken = self._place.take([str(span) for span in spans])
+        self._held.update(set(spans) - set(map(int, taken)))
+        for name in taken:
+            self._take_from(name, patient=patient)
+            self._held.add(int(name))
 
-    def _take(self, path: Path, mine: Path, *, patient: bool = True) -> None:
-        taken = False
-        while not taken:
-            try:
-                path.hardlink_to(mine)  # exclusive, and never half written
-                taken = True
-            except FileExistsError:
-                owner = read_claim(path)
-                # Ours: a network file system may say so of what it has done itself, when asked twice.
-                taken = owner == self._me or self._inherit(path, owner, mine, patient=patient)
+    def _take_from(self, name: str, *, patient: bool = True) -> None:
+        """Take a name that was somebody else's: of a dead run, or given back by now."""
+        while True:
+            owner = self._place.read(name)
+            if owner is not None:
+                with self.others.proof_of_death(owner.claim, patient=patient):
+                    self._place.inherit(name, owner)
+            elif not self._place.take([name]):
+                return
+            if _claim_of(self._place.read(name)) == self._me:
+                return
 
     def _take_from_the_dead(self) -> set[int]:
         """Claim what the dead had, and return it."""
         before = set(self._held)
-        claimed = {int(path.name) for path in self._directory.iterdir() if path.name.isdigit()}
-        for span in sorted(claimed - self._held):
+        for span in sorted({int(name) for name in self._place.names() if name.isdigit()} - before):
             # Refused: its owner lives, perhaps. Nothing that we need.
-            with suppress(RefusedError), self._written() as mine:
-                self._take(self._path(span), mine, patient=False)
-                self._held.add(span)
+            with suppress(RefusedError):
+                if self._place.read(str(span)) is not None:
+                    self._take_from(str(span), patient=False)
+                    self._held.add(span)
         return self._held - before
 
-    def _inherit(self, path: Path, owner: Claim | None, mine: Path, *, patient: bool) -> bool:
-        """Take a dead run's claim; return False where there is none any more."""
-        if owner is None:
-            return False
-        with self.others.proof_of_death(owner, patient=patient):
-            now = read_claim(path)
-            if now == owner:
-                heir = self._directory / f".{self._me.run}.{path.name}"
-                heir.hardlink_to(mine)
-                heir.replace(path)
-            elif now is not None:
-                raise RefusedError(self.others.refusal(now))
-            return now is not None
-
-    def _remove_if_dead(self, path: Path, *, patient: bool = True) -> None:
-        owner = read_claim(path)
-        if owner is None or owner == self._me:
+    def _remove_if_dead(self, name: str, *, patient: bool = True) -> None:
+        owner = self._place.read(name)
+        if owner is None or owner.claim == self._me:
             return
-        with self.others.proof_of_death(owner, patient=patient):
-            if read_claim(path) == owner:
-                path.unlink(missing_ok=True)
+        with self.others.proof_of_death(owner.claim, patient=patient):
+            self._place.remove(name, owner)
 
     def _refuse_beside(self, owner: Claim) -> None:
         """Refuse to work beside a run that is no worker, unless it is dead."""
@@ -306,35 +300,18 @@ class Claims:
                 f"a run without --worker has this store alone, and workers cannot work beside it: {error}"
             ) from error
 
-    def _remove_leftovers(self, spans: Container[int]) -> None:
+    def _numbers(self) -> list[str]:
+        return [name for name in self._place.names() if name.startswith(_PLACE)]
+
+    def _sweep(self, spans: Container[int]) -> None:
         """Remove what dead runs did not publish in spans that this run has just claimed."""
-        root = self._store.path
-        with output_errors(root):
-            for partial in root.glob(f"hidden_states/c.*{PARTIAL_SUFFIX}"):
-                if self._span_of_shard(_chunk_number(partial)) in spans:
-                    partial.unlink(missing_ok=True)
-            for name in COMPLETION:
-                for partial in root.glob(f"{name}/c.*{PARTIAL_SUFFIX}"):
-                    if _chunk_number(partial) in spans:
-                        partial.unlink(missing_ok=True)
+        self._place.sweep(spans, self._span_of_shard)
 
     def _span_of_shard(self, shard: int) -> int | None:
         layout = self._store.layout
         block = int(layout.block_shard.searchsorted(shard, side="right")) - 1
         return layout.block(block).span if block < layout.blocks else None
 
-    def _give(self, path: Path | None) -> None:
-        if path is not None and read_claim(path) == self._me:
-            with operation("unlink", path):
-                path.unlink(missing_ok=True)
 
-    def _path(self, span: int) -> Path:
-        return self._directory / str(span)
-
-    def _lock_path(self, run: str) -> Path:
-        return lock_path(self._directory, run)
-
-
-def _chunk_number(path: Path) -> int:
-    """Return k of a file `c.<k>...`."""
-    return int(path.name.split(".")[1])
+def _claim_of(found: Found | None) -> Claim | None:
+    return found.claim if found else None

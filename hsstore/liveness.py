@@ -1,8 +1,8 @@
-"""Whether a run lives: the lock that it holds, and the time of that file, which it renews.
+"""Whether a run lives: what proves it from here, and elsewhere the sign of life that it renews.
 
-A lock proves life and death where locks reach: on one host, boot and pid namespace. Elsewhere the
-time of the lock file tells when its run last gave a sign of life. That time and the one that it is
-compared with are both of the file server's clock: hosts whose clocks differ are no matter.
+Its lock, or its process, proves life and death on one host, boot and pid namespace. Elsewhere the time of its lock
+file, or of an object, tells when a run last gave a sign of life. That time and the one that it is compared with
+are both by the clock of the file server or object store: hosts whose clocks differ are no matter.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import math
 import os
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hsstore.activity import tick
-from hsstore.errors import OutputError, RefusedError
-from hsstore.files import output_errors, refresh_attributes
+from hsstore.errors import OutputError, RefusedError, UnreachableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
-    from hsstore.claim import Claim
+    from hsstore.claim import Claim, ClaimPlace
 
 log = logging.getLogger(__name__)
 
@@ -41,10 +41,10 @@ ON_DEMAND = (
 
 
 class Beat:
-    """Renews the time of a file again and again, from a thread of its own: it may hang alone."""
+    """Renews a sign of life again and again, from a thread of its own: it may hang alone."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, renew: Callable[[], None]) -> None:
+        self._renew = renew
         self._ended = threading.Event()
         thread = threading.Thread(target=self._run, name="beat", daemon=True)
         thread.start()
@@ -56,8 +56,16 @@ class Beat:
     def _run(self) -> None:
         # Not an `operation`: that would count as progress of a run that makes none.
         while not self._ended.wait(BEAT_SECONDS):
-            with suppress(OSError):  # the disk's errors are told by whoever writes data there
-                os.utime(self._path)
+            self._renew()
+
+
+@dataclass(frozen=True, slots=True)
+class _Sign:
+    """The last sign of life of a run, as one that listens knows it. By the clocks of the two hosts."""
+
+    renewed_seconds: float
+    since_seconds: float
+    looked_seconds: float
 
 
 class Others:
@@ -65,20 +73,26 @@ class Others:
 
     Parameters
     ----------
-    directory : Path
-        Of the claims and locks.
+    place : ClaimPlace
+        Where the claims are.
     take_over : bool
         Whether long silence is enough where death cannot be proven.
     """
 
-    def __init__(self, directory: Path, me: Claim, *, take_over: bool) -> None:
-        self._directory = directory
+    def __init__(self, place: ClaimPlace, me: Claim, *, take_over: bool) -> None:
+        self._place = place
         self._me = me
         self._take_over = take_over
+        self._signs: dict[str, _Sign] = {}
+        self._ended = threading.Event()
+
+    def end(self) -> None:
+        """Wait for nobody any more."""
+        self._ended.set()
 
     @contextmanager
     def proof_of_death(self, owner: Claim, *, patient: bool = True) -> Iterator[None]:
-        """Hold the lock of a dead run: of several who want its claims, one gets them.
+        """Make sure that a run is dead; of several who want its claims, one gets them.
 
         Parameters
         ----------
@@ -90,18 +104,15 @@ class Others:
         RefusedError
             It lives, or may live; the message says what to do.
         """
-        lock = None
-        if self.reach(owner) or (self._take_over and self._is_silent(owner, patient=patient)):
-            lock = open_lock(lock_path(self._directory, owner.run))
-        if lock is None:
-            raise RefusedError(self.refusal(owner))
-        try:
+        perhaps = self.reach(owner) or (self._take_over and self._is_silent(owner, patient=patient))
+        held = self._place.held_dead(owner, insist=self._take_over)
+        with held if perhaps else nullcontext(enter_result=False) as is_dead:
+            if not is_dead:
+                raise RefusedError(self.refusal(owner))
             yield
-        finally:
-            os.close(lock)
 
     def reach(self, owner: Claim) -> bool:
-        """Whether the lock of a run tells from here if it lives."""
+        """Whether it can be proven from here if a run lives."""
         return owner.shares_locks_with(self._me)
 
     def silence_seconds(self, owner: Claim) -> float:
@@ -109,13 +120,12 @@ class Others:
 
         Raises
         ------
-        OutputError
+        OutputError, UnreachableError
         """
         if self.reach(owner):
-            return 0.0 if lives(self._directory, owner.run) else math.inf
-        theirs, mine = (lock_path(self._directory, run) for run in (owner.run, self._me.run))
-        with output_errors(mine):
-            return _silence_seconds(theirs, mine)
+            return 0.0 if self._place.is_alive(owner) else math.inf
+        renewed, now = self._place.last_signs(owner)
+        return max(now - renewed, 0.0)
 
     def refusal(self, owner: Claim) -> str:
         """Say that a run is in the way, and what to do."""
@@ -125,39 +135,82 @@ class Others:
         if self.reach(owner):
             return text
         text = f"{text}. {self.last_sign(owner)}"
-        return text if self._take_over else f"{text}. {ON_DEMAND}"
+        return f"{text}. {self._place.still_held if self._take_over else ON_DEMAND}"
 
     def last_sign(self, owner: Claim) -> str:
         """Say when a run was last heard of."""
         try:
             silent = self.silence_seconds(owner)
-        except OutputError as error:
+        except (OutputError, UnreachableError) as error:
             return f"When it last gave a sign of life is not known: {error}"
         if silent == math.inf:
             return "It gives no sign of life"
-        return f"Its last sign of life came {silent:.0f} s ago, by the file server's clock"
+        return f"Its last sign of life came {silent:.0f} s ago, by {self._place.clock}"
 
     def _is_silent(self, owner: Claim, *, patient: bool) -> bool:
-        before, now = 0.0, self.silence_seconds(owner)
-        if patient and now < SILENT_SECONDS:
+        """Say whether a run was silent for long, also while we listened.
+
+        A file server that did not answer for a while has silenced all: who lives is heard soon after.
+        """
+        silent = self._silence_now(owner)
+        if patient and not silent:
             log.info("taking over from %s, if it is silent for %.0f s", owner.who, SILENT_SECONDS)
-        while patient and before <= now < SILENT_SECONDS:
-            time.sleep(LISTEN_SECONDS)
+        before = self._signs[owner.run]
+        while (
+            patient
+            and not silent
+            and self._signs[owner.run].renewed_seconds == before.renewed_seconds
+        ):
+            if self._ended.wait(LISTEN_SECONDS):
+                break
             tick()
-            before, now = now, self.silence_seconds(owner)
-        return now >= SILENT_SECONDS
+            silent = self._silence_now(owner)
+        return silent
+
+    def _silence_now(self, owner: Claim) -> bool:
+        renewed, now = self._place.last_signs(owner)
+        looked = time.monotonic()
+        known = self._signs.get(owner.run)
+        since = looked
+        # Who looks again only after a while has not listened: perhaps nobody was answered meanwhile.
+        if (
+            known
+            and known.renewed_seconds == renewed
+            and looked - known.looked_seconds < BEAT_SECONDS
+        ):
+            since = known.since_seconds
+        self._signs[owner.run] = _Sign(renewed, since, looked)
+        return now - renewed >= SILENT_SECONDS and looked - since >= 2 * BEAT_SECONDS
 
 
-def _silence_seconds(path: Path, mine: Path) -> float:
-    """Return how long ago the time of a file was renewed; that of our own is renewed now."""
-    os.utime(mine)
-    for one in (mine, path):
-        refresh_attributes(one)
+def began_ticks(pid: int) -> int:
+    """Return when a process began, in the kernel's ticks since its boot.
+
+    Raises
+    ------
+    OSError
+    """
+    return int(_stat(pid)[19])
+
+
+def process_lives(pid: int, began: int) -> bool:
+    """Say whether the process that had this id, and began then, may live."""
     try:
-        renewed = path.stat().st_mtime
-    except FileNotFoundError:
-        return math.inf
-    return max(mine.stat().st_mtime - renewed, 0.0)
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's: it is there
+        pass
+    try:
+        state, *fields = _stat(pid)
+    except OSError:  # other users' processes may be hidden
+        return True
+    return state not in {"Z", "X"} and int(fields[18]) == began
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of proc_pid_stat(5), from the third on: the second may have spaces in it."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def lock_path(directory: Path, run: str) -> Path:
@@ -166,26 +219,34 @@ def lock_path(directory: Path, run: str) -> Path:
 
 
 def lives(directory: Path, run: str) -> bool:
-    """Say whether a process holds the lock of a run's claims; changes nothing."""
+    """Say whether a process may hold the lock of a run's claims; changes nothing."""
     try:
         descriptor = os.open(lock_path(directory, run), os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except FileNotFoundError:
         return False
+    except OSError:  # no proof of anything
+        return True
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError:  # held; or there are no locks
         return True
     finally:
         os.close(descriptor)
     return False
 
 
-def open_lock(path: Path) -> int | None:
+def open_lock(path: Path, *, create: bool = True) -> int | None:
     """Take a lock file exclusively, or return None when somebody holds it.
 
     Who only asks whether a run lives holds it for a moment: that is waited for.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is none, and it is not to be created.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+    descriptor = os.open(path, flags, 0o666)
     deadline = time.monotonic() + LOOK_SECONDS
     while True:
         try:

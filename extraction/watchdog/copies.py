@@ -105,10 +105,11 @@ class Copies:
         for path in copies:
             run = path.name[:12]
             newest[run] = max(newest.get(run, 0.0), path.stat().st_mtime)
-        kept = set(sorted(newest, key=lambda run: newest[run], reverse=True)[:KEPT_RUNS])
         # However many there are: those that are renewed are of other workers on this store.
         now = max(newest.values(), default=0.0)
-        kept |= {run for run, changed in newest.items() if now - changed < ALIVE_SECONDS}
+        kept = {run for run, changed in newest.items() if now - changed < ALIVE_SECONDS}
+        others = sorted(newest.keys() - kept, key=lambda run: newest[run], reverse=True)
+        kept.update(others[:KEPT_RUNS])
         for path in copies:
             if path.name[:12] not in kept:
                 path.unlink(missing_ok=True)

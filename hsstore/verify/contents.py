@@ -6,7 +6,7 @@ import json
 import os
 from typing import TYPE_CHECKING
 
-from hsstore.claims import Claim, claims_of, lives, read_claims
+from hsstore.claims import Claim, is_dead_here, owners_of
 from hsstore.errors import UnreachableError
 from hsstore.location import RemotePath
 from hsstore.report import BadKind, Note, NoteKind
@@ -89,18 +89,9 @@ def _entries(directory: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def _notes(store: Store, partial: list[Location], own_run: str) -> Iterator[Note]:
-    if isinstance(store.location, RemotePath):  # nobody writes there so far
-        if partial:
-            yield Note(kind=NoteKind.LEFTOVER, detail=_describe_leftovers(store, partial))
-        return
-    directory = claims_of(store)
-    claims = {run: claim for run, claim in read_claims(directory).items() if run != own_run}
+    claims = {run: claim for run, claim in owners_of(store).items() if run != own_run}
     me = Claim.of_this_process("verify")
-    dead = {
-        run
-        for run, (claim, _) in claims.items()
-        if claim.shares_locks_with(me) and not lives(directory, run)
-    }
+    dead = {run for run, (claim, _) in claims.items() if is_dead_here(store, claim, me)}
     for run, (claim, spans) in claims.items():
         who = f"run {run} (pid {claim.pid} on {claim.host}, since {claim.since})"
         if run in dead:

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -157,7 +158,7 @@ def test_an_idle_thread_of_a_pool_is_known_by_its_frame() -> None:
 
 def test_the_thread_that_beats_for_the_claims_is_idle(tmp_path: Path) -> None:
     before = count_idle()
-    beat = Beat(tmp_path / "run.lock")
+    beat = Beat(partial(os.utime, tmp_path / "run.lock"))
     try:
         wait_until(lambda: count_idle() == before + 1)
     finally:

@@ -8,7 +8,8 @@ import os
 import subprocess
 import sys
 import time
-from threading import Timer
+from functools import partial
+from threading import Thread, Timer
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -168,7 +169,7 @@ def test_a_run_that_ended_by_itself_leaves_nothing(opened: Store, other: Claiman
 
 @pytest.mark.parametrize("field", ["host", "boot", "pid_namespace"])
 def test_a_claim_from_where_locks_do_not_reach_is_taken_over_only_on_demand(
-    opened: Store, other: Claimant, field: str
+    opened: Store, other: Claimant, field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other.end(kill=True)
     path = opened.runs_path / "claims" / "1"
@@ -183,6 +184,8 @@ def test_a_claim_from_where_locks_do_not_reach_is_taken_over_only_on_demand(
 
     left = left_claims(opened.path)
     let_be_silent(opened, "other")
+    monkeypatch.setattr(liveness, "BEAT_SECONDS", 0.5)
+    monkeypatch.setattr(liveness, "LISTEN_SECONDS", 0.05)
     with Claims(opened, "heir", take_over=True) as claims:
         claims.take([1])
         claims.check(1)
@@ -192,7 +195,11 @@ def test_a_claim_from_where_locks_do_not_reach_is_taken_over_only_on_demand(
     assert left_claims(opened.path) == []
 
 
-def test_taking_over_never_takes_from_a_run_that_lives(opened: Store, other: Claimant) -> None:
+def test_taking_over_never_takes_from_a_run_that_lives(
+    opened: Store, other: Claimant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(liveness, "BEAT_SECONDS", 0.5)
+    monkeypatch.setattr(liveness, "LISTEN_SECONDS", 0.05)
     path = opened.runs_path / "claims" / "1"
     claim = Claim.model_validate_json(path.read_text())
     path.write_text(claim.model_copy(update={"host": "elsewhere"}).model_dump_json())
@@ -200,11 +207,51 @@ def test_taking_over_never_takes_from_a_run_that_lives(opened: Store, other: Cla
 
     with (
         Claims(opened, "mine", take_over=True) as claims,
-        pytest.raises(RefusedError, match=r"is being written by run other .* on elsewhere"),
+        pytest.raises(RefusedError, match=r"run other .* on elsewhere.* clear it at the file serv"),
     ):
         claims.take([1])
 
     assert left_claims(opened.path) == ["0", "1"]
+
+
+def test_a_lock_file_that_somebody_removed_proves_no_death(opened: Store, other: Claimant) -> None:
+    (opened.runs_path / "claims" / "other.lock").unlink()
+
+    with (
+        Claims(opened, "mine") as claims,
+        pytest.raises(RefusedError, match="is being written by run other"),
+    ):
+        claims.take([1])
+
+    other.end(kill=True)
+    with Claims(opened, "heir", take_over=True) as claims:
+        claims.take([1])
+    assert left_claims(opened.path) == []
+
+
+def test_who_waits_for_a_sign_of_life_waits_no_more_when_the_run_is_to_end(
+    opened: Store, other: Claimant
+) -> None:
+    path = opened.runs_path / "claims" / "1"
+    claim = Claim.model_validate_json(path.read_text())
+    path.write_text(claim.model_copy(update={"host": "elsewhere"}).model_dump_json())
+    claims = Claims(opened, "mine", take_over=True)
+    refused: list[RefusedError] = []
+
+    def take() -> None:
+        try:
+            claims.take([1])
+        except RefusedError as error:
+            refused.append(error)
+
+    taking = Thread(target=take)
+    taking.start()
+    time.sleep(0.2)
+    claims.release()
+    taking.join(SILENT_SECONDS / 2)
+
+    assert not taking.is_alive()
+    assert "run other" in str(refused)
 
 
 @pytest.mark.parametrize("content", [b"", b'{"run": "half', b"\xff\xfe", b"[]"])
@@ -275,18 +322,19 @@ def test_many_spans_are_claimed_with_few_files(store: Path) -> None:
 def test_where_locks_do_not_reach_a_sign_of_life_forbids_to_take_over_and_silence_allows_it(
     opened: Store, other: Claimant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(liveness, "BEAT_SECONDS", 0.1)
-    monkeypatch.setattr(liveness, "LISTEN_SECONDS", 0.3)
+    monkeypatch.setattr(liveness, "BEAT_SECONDS", 1.0)
+    monkeypatch.setattr(liveness, "LISTEN_SECONDS", 0.1)
     monkeypatch.setattr(liveness, "SILENT_SECONDS", 2.0)
     other.end(kill=True)
     path = opened.runs_path / "claims" / "1"
     claim = Claim.model_validate_json(path.read_text())
     path.unlink()
     path.write_text(claim.model_copy(update={"host": "elsewhere"}).model_dump_json())
-    beat = liveness.Beat(opened.runs_path / "claims" / "other.lock")
+    let_be_silent(opened, "other")  # as all are when the file server answers again
+    beat = liveness.Beat(partial(os.utime, opened.runs_path / "claims" / "other.lock"))
 
     with Claims(opened, "mine", take_over=True) as claims:
-        with pytest.raises(RefusedError, match=r"sign of life came 0 s ago, by the file server's"):
+        with pytest.raises(RefusedError, match=r"sign of life came \d s ago, by the file server's"):
             claims.take([1])
         beat.end()
         claims.take([1])

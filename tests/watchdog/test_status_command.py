@@ -58,6 +58,7 @@ def leave_copy(store: Path) -> None:
     runs.mkdir()
     then = ELSEWHERE.model_copy(update={"updated_seconds": time.time() - 3600})
     (runs / f"{RUN}.status.json").write_text(then.model_dump_json())
+    os.utime(runs / f"{RUN}.status.json", (then.updated_seconds, then.updated_seconds))
     (runs / f"{RUN}.stall.json").write_text(STALL.model_dump_json())
     (runs / "fedcba987654.status.json").write_text('{"of": "another version"}')
 
@@ -178,10 +179,13 @@ def test_nothing_is_copied_before_a_run_has_made_the_directory_and_no_log_is_los
 
 
 def test_copies_of_old_runs_are_removed_and_nothing_else_is(place: Path) -> None:
+    """Those that are renewed are of living ones, and do not count."""
     copies, page, _ = copies_of(place)
     directory = place / "store.zarr.runs"
     (directory / "claims").mkdir(parents=True)
     (directory / "notes.log").touch()
+    for number in range(100, 100 + KEPT_RUNS):
+        (directory / f"{number:012x}.log").touch()
     for number in range(KEPT_RUNS + 5):
         page.write(
             ELSEWHERE.model_copy(update={"run": f"{number:012x}"}).model_dump_json().encode()
@@ -192,6 +196,8 @@ def test_copies_of_old_runs_are_removed_and_nothing_else_is(place: Path) -> None
 
     names = {path.name for path in directory.iterdir()}
     assert {"claims", "notes.log"} <= names
-    assert len([name for name in names if name.endswith(".status.json")]) == KEPT_RUNS
+    # The last one has only aged since.
+    assert len([name for name in names if name.endswith(".status.json")]) == KEPT_RUNS + 1
+    assert f"{100:012x}.log" in names
     assert f"{KEPT_RUNS + 4:012x}.status.json" in names
     assert f"{0:012x}.status.json" not in names

@@ -1,0 +1,73 @@
+"""A directory of one run for what is on its way to an object store: gone when the run has ended, or is dead.
+
+The lock in it is held while the run lives. Who comes next on the same file system removes what dead runs left.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+from hsstore.files import output_errors
+from hsstore.liveness import open_lock
+
+PREFIX = "hsstore-stage-"
+_LOCK = "lock"
+
+
+class Stage:
+    """The stage of a run; a context manager that removes it.
+
+    Parameters
+    ----------
+    parent : Path, optional
+        Where to make it; the directory for temporary files (TMPDIR) if it is left out.
+    run : str
+        Identity of the run, unique.
+
+    Raises
+    ------
+    OutputError
+    """
+
+    def __init__(self, parent: Path | None, run: str) -> None:
+        parent = stage_parent(parent)
+        self.path = parent / f"{PREFIX}{run}"
+        building = parent / f".{self.path.name}"
+        with output_errors(parent):
+            parent.mkdir(parents=True, exist_ok=True)
+            _remove_dead(parent)
+            building.mkdir(mode=0o700)
+            self._lock = open_lock(building / _LOCK)
+            building.rename(self.path)  # with its lock held
+
+    def close(self) -> None:
+        """Remove it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def stage_parent(parent: Path | None) -> Path:
+    """Return where stages are made."""
+    return parent or Path(tempfile.gettempdir())
+
+
+def _remove_dead(parent: Path) -> None:
+    for path in parent.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # another user's, or one that ends just now
+            lock = open_lock(path / _LOCK, create=False)
+            if lock is not None:
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(lock)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 PAGE_SAMPLES = 1 << 16
 """Read at once: a chunk of the arrays that the plan fixes."""
+KEPT_ID_PAGES = 16
+"""Up to 4 MB each."""
 
 
 class PlanColumn:
@@ -43,9 +46,13 @@ class PlanColumn:
         page, inside = divmod(sample, PAGE_SAMPLES)
         values = self._pages.get(page)
         if values is None:
-            values = self._read(slice(page * PAGE_SAMPLES, (page + 1) * PAGE_SAMPLES))
+            values = self._read(_page(page))
             self._pages[page] = values
         return int(values[inside])
+
+
+def _page(page: int) -> slice:
+    return slice(page * PAGE_SAMPLES, (page + 1) * PAGE_SAMPLES)
 
 
 class SampleIndex:
@@ -61,18 +68,12 @@ class SampleIndex:
         self.geometry = geometry
         self.row_start = PlanColumn(lambda where: read("row_start", where))
         self.length = PlanColumn(lambda where: read("length", where))
-        self._read = read
-        self._ids: tuple[int, npt.NDArray[np.bytes_]] = (-1, np.zeros(0, np.bytes_))
+        self._ids = lru_cache(KEPT_ID_PAGES)(lambda page: as_text(read("sample_id", _page(page))))
 
     def sample_id(self, sample: int) -> str:
-        """Return the dataset's own id of a sample; the page that was read last is kept."""
+        """Return the dataset's own id of a sample; the pages that were read last are kept."""
         page, inside = divmod(sample, PAGE_SAMPLES)
-        number, ids = self._ids
-        if number != page:
-            where = slice(page * PAGE_SAMPLES, (page + 1) * PAGE_SAMPLES)
-            ids = as_text(self._read("sample_id", where))
-            self._ids = (page, ids)
-        return bytes(ids[inside]).decode()
+        return bytes(self._ids(page)[inside]).decode()
 
     def chunks_of(self, sample: int, length: int) -> Iterator[ChunkPlace]:
         """Yield the chunks of a sample in the order in which they are written."""

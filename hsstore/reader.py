@@ -32,10 +32,11 @@ from hsstore.errors import CorruptStoreError
 from hsstore.files import refresh_attributes
 from hsstore.location import RemotePath
 from hsstore.shard import open_shard, shard_path
+from hsstore.shard.indexed import MissingShardError
 from hsstore.shard.reader import ShardReader, shard_version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -199,15 +200,26 @@ class PayloadReader:
         ]
         self._read_or_open_anew(sample, sorted(pieces, key=lambda piece: piece.shard))
 
-    def read_encoded(self, sample: int, place: ChunkPlace) -> bytes:
-        """Read one encoded chunk of a sample as it is stored."""
+    def read_encoded(self, sample: int, places: Iterable[ChunkPlace]) -> Iterator[bytes]:
+        """Yield encoded chunks of a sample as they are stored.
+
+        Raises
+        ------
+        CorruptStoreError, OSError, UnreachableError
+        """
         try:
-            shard = self._shard(place.shard)
-            if isinstance(shard, ShardReader):
-                return shard.read(place.chunk)
-            return shard.read_on(place.chunk)
+            for shard, here in groupby(places, key=lambda place: place.shard):
+                yield from self._shard(shard).read_all([place.chunk for place in here])
         except CorruptStoreError as error:
             raise CorruptStoreError(f"sample {sample}: {error}") from None
+
+    def open_anew(self, shard: int) -> ShardReader | RemoteShard | None:
+        """Forget what is kept of a shard, and read its index; None where there is none."""
+        self._open.pop(shard, None)
+        try:
+            return self._shard(shard)
+        except MissingShardError:
+            return None
 
     def _whole_chunks(self, start: int, stop: int) -> tuple[int, int]:
         """Widen a range of rows to whole chunks, which are decoded in place, if that costs little."""

@@ -142,17 +142,16 @@ class RowReader:
         try:
             return reader.read(inside) if reader.has(inside) else None
         except OSError:
-            with self._lock:
-                self._shards.pop((array.path.name, shard), None)
+            self._shards.pop((array.path.name, shard), None)
             raise
 
     def _shard(self, array: RowArray, shard: int) -> ShardReader | RemoteShard:
         key = (array.path.name, shard)
-        with self._lock:
-            if key not in self._shards:
-                chunks = array.shard_rows // array.chunk_rows
-                self._shards[key] = open_shard(array.path / f"c.{shard}", chunks)
-            return self._shards[key]
+        reader = self._shards.get(key)
+        if reader is None:  # several threads may find that: whoever is first has opened it
+            chunks = array.shard_rows // array.chunk_rows
+            reader = self._shards.setdefault(key, open_shard(array.path / f"c.{shard}", chunks))
+        return reader
 
 
 def _decode(encoded: bytes, array: RowArray) -> npt.NDArray[Any]:

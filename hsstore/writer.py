@@ -111,8 +111,8 @@ class BlockWriter:
         """Take samples that an earlier commit of this block holds, as they are encoded there."""
         self.flush()  # or their chunks would be written between those of another sample
         for sample, tokens in zip(samples, length, strict=True):
-            for place in self._layout.chunks_of(sample, tokens):
-                encoded = reader.read_encoded(sample, place)
+            places = list(self._layout.chunks_of(sample, tokens))
+            for place, encoded in zip(places, reader.read_encoded(sample, places), strict=True):
                 self._shard(place.shard).append(place.chunk, encoded)
                 self._copied_bytes += len(encoded)
 

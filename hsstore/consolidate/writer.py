@@ -102,10 +102,10 @@ class ShardsWriter:
     def _copy(self, store: Store, there: int, index: int) -> None:
         """Copy the encoded chunks of a sample that another store, or the same, holds."""
         length = int(self._task.length[index])
-        places = store.index.chunks_of(there, length)
+        places = list(store.index.chunks_of(there, length))
         targets = self._task.layout.chunks_of(index, length)
-        for place, target in zip(places, targets, strict=True):
-            encoded = store.payload.read_encoded(there, place)
+        chunks = store.payload.read_encoded(there, places)
+        for place, target, encoded in zip(places, targets, chunks, strict=True):
             _check_crc(encoded, f"sample {there}: shard c.{place.shard}.0.0 chunk {place.chunk}")
             self._shard(target.shard).append(target.chunk, encoded)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hsstore.errors import InputError
+from hsstore.location import RemotePath
 from hsstore.semantic.head import Head, read_head
 from hsstore.semantic.identity import CODE_CHANNELS, Codes, IdentityMap
 from hsstore.semantic.loss import NEGATIVES, SampledLoss
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
     from hsstore.spec import Model
 
 PIECE_BYTES = 1 << 22
-"""States that are read at once; a row of chunks at least."""
+"""States that are looked at, and read, at once; a row of chunks at least."""
+REMOTE_PIECES = 16
+"""Read at once where each read is a request."""
 WIDE = 2048
 """Hidden sizes above take every second row, and above twice that every fourth, of what costs most."""
 FOLDS = 2
@@ -107,6 +110,8 @@ class Context:
         self.has_final = self.model.final != "none"
         self.stride = stride_of(self.model.hidden)
         self.piece_rows = _piece_rows(self.store)
+        is_remote = isinstance(self.store.location, RemotePath)
+        self.read_rows = self.piece_rows * (REMOTE_PIECES if is_remote else 1)
         self.references = source.fitted.references
         self.codes = Codes(self._opened.head.embedding, np.array(source.code_mean, np.float32))
         self.loss = self._loss(source.negatives) if source.negatives else None

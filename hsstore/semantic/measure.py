@@ -89,9 +89,10 @@ def measure(context: Context, sample: int, *, normed: bool | None = None) -> Mea
 
 def pieces(context: Context, sample: int, tokens: int) -> Iterator[tuple[int, npt.NDArray[Any]]]:
     """Yield the first row of each piece of a sample, and its raw bits (n, slots, hidden)."""
-    for first in range(0, tokens, context.piece_rows):
-        rows = slice(first, min(first + context.piece_rows, tokens))
-        yield first, context.read(sample, rows)
+    for start in range(0, tokens, context.read_rows):
+        read = context.read(sample, slice(start, min(start + context.read_rows, tokens)))
+        for first in range(0, len(read), context.piece_rows):
+            yield start + first, read[first : first + context.piece_rows]
 
 
 class _Pass:

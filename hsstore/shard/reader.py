@@ -13,7 +13,7 @@ from hsstore.shard.index import decode_index, index_bytes
 from hsstore.shard.indexed import IndexedShard, MissingShardError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     import numpy as np
@@ -105,6 +105,10 @@ class ShardReader(IndexedShard):
         if len(encoded) != nbytes:
             raise CorruptStoreError(f"{self.name}: chunk {chunk} is cut short")
         return encoded
+
+    def read_all(self, chunks: Sequence[int]) -> Iterator[bytes]:
+        """Yield encoded chunks; raises what `read` does."""
+        return map(self.read, chunks)
 
     def is_cached(self, offset: int) -> bool:
         """Say whether the page cache has this byte, as far as can be known without waiting."""

@@ -6,19 +6,19 @@ the same place and size: so every range is asked for of the version whose index 
 
 from __future__ import annotations
 
-from threading import Lock
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from hsstore.errors import CorruptStoreError
 from hsstore.objects import Request, read_many
+from hsstore.shard.ahead import ReadAhead
 from hsstore.shard.index import decode_index, index_bytes
 from hsstore.shard.indexed import IndexedShard, MissingShardError
 from hsstore.shard.ranges import Read
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from hsstore.objects import Answer
 
     Bytes = npt.NDArray[np.uint8]
-
-AHEAD_BYTES = 16 << 20
-"""Read at once by those who go through a shard chunk by chunk."""
 
 
 class RemoteShard(IndexedShard):
@@ -51,27 +48,26 @@ class RemoteShard(IndexedShard):
     def __init__(self, path: RemotePath, chunks: int) -> None:
         self.path, self.name = path, path.name
         size = index_bytes(chunks)
-        self._version: str | None = None
+        self.version: str | None = None
         answer = self._get(-size)
-        self._version = answer.version
+        self.version = answer.version
+        """Of the object: each range is of this one."""
         self.modified = answer.modified
         """When the object was put: seconds since 1970."""
         try:
             self.index = decode_index(answer.data, chunks, answer.size_bytes - size)
         except CorruptStoreError as error:
             raise CorruptStoreError(f"{path.name}: {error}") from None
-        self._ahead: tuple[int, bytes] = (0, b"")
-        self._lock = Lock()
 
     def _get(self, start: int, stop: int | None = None) -> Answer:
         try:
-            return self.path.get(start, stop, self._version)
+            return self.path.get(start, stop, self.version)
         except FileNotFoundError:
             raise MissingShardError(f"{self.name}: shard is missing") from None
 
     def request(self, read: Read) -> Request:
         """Return what to ask for; see `read_ranges`."""
-        return Request(str(self.path), read.offset, read.offset + read.nbytes, self._version)
+        return Request(str(self.path), read.offset, read.offset + read.nbytes, self.version)
 
     def read(self, chunk: int) -> bytes:
         """Read one encoded chunk.
@@ -84,9 +80,21 @@ class RemoteShard(IndexedShard):
             ESTALE: the object was replaced.
         UnreachableError
         """
-        offset, nbytes = self._entry(chunk)
-        read = Read(offset, nbytes, ())
-        return self.whole(self._get(offset, offset + nbytes).data, read)
+        (encoded,) = self.read_all([chunk])
+        return encoded
+
+    def read_all(self, chunks: Sequence[int]) -> Iterator[bytes]:
+        """Yield encoded chunks, of which those that lie side by side come in few requests.
+
+        Raises
+        ------
+        CorruptStoreError, OSError, UnreachableError
+            As in `read`.
+        """
+        reads = [Read(*self._entry(chunk), ()) for chunk in chunks]
+        stop = max((read.offset + read.nbytes for read in reads), default=0)
+        ahead = ReadAhead()
+        return (ahead.read(self, read, stop) for read in reads)
 
     def is_cached(self, _offset: int) -> bool:
         """Say that every byte is a request."""
@@ -96,35 +104,25 @@ class RemoteShard(IndexedShard):
         """Do nothing: `read_ranges` has all of a sample under way together."""
 
     def read_range(self, read: Read, buffer: Bytes) -> None:
-        """Read a range into the first bytes of `buffer`, and more behind it, as `read_on` does.
+        """Read a range into the first bytes of `buffer`.
 
         Raises
         ------
         CorruptStoreError, OSError, UnreachableError
             As in `read`.
         """
-        buffer[: read.nbytes] = np.frombuffer(self._read_on(read), np.uint8)
+        data = self.whole(self.get(read.offset, read.offset + read.nbytes), read)
+        buffer[: read.nbytes] = np.frombuffer(data, np.uint8)
 
-    def read_on(self, chunk: int) -> bytes:
-        """Read one encoded chunk, and those that lie behind it: it is they that are asked for next.
+    def get(self, start: int, stop: int) -> bytes:
+        """Read the bytes of a range that are there.
 
         Raises
         ------
         CorruptStoreError, OSError, UnreachableError
             As in `read`.
         """
-        return self._read_on(Read(*self._entry(chunk), ()))
-
-    def _read_on(self, read: Read) -> bytes:
-        with self._lock:
-            start, data = self._ahead
-        if not start <= read.offset <= read.offset + read.nbytes <= start + len(data):
-            start, stop = read.offset, read.offset + max(read.nbytes, AHEAD_BYTES)
-            data = self._get(start, stop).data
-            with self._lock:
-                self._ahead = (start, data)
-        first = read.offset - start
-        return self.whole(data[first : first + read.nbytes], read)
+        return self._get(start, stop).data
 
     def whole(self, data: bytes, read: Read) -> bytes:
         """Return what came of a read, if it is all of it.

@@ -22,7 +22,7 @@ def complete_samples(store: Store) -> set[int]:
 def encoded_sample(store: Store, sample: int) -> list[bytes]:
     """Return the encoded chunks of a complete sample, in row and slot order."""
     places = store.layout.chunks_of(sample, int(store.length[sample]))
-    return [store.payload.read_encoded(sample, place) for place in places]
+    return list(store.payload.read_encoded(sample, places))
 
 
 def check_set_bits_read_back(store: Store) -> None:

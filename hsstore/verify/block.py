@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hsstore.location import RemotePath
 from hsstore.report import BadKind
 from hsstore.shard import shard_path
 from hsstore.shard.index import MISSING
@@ -130,7 +131,12 @@ def _holds(reader: StatesReader, index: int, length: int, digest: int) -> bool:
 
 
 def _was_interrupted(task: BlockTask, reader: StatesReader) -> bool:
-    """Say whether the run that published the shard, going by the file's time, did not end."""
+    """Say whether the run that published the shard, going by the file's time, did not end.
+
+    The time of an object may be that of a copy: there any run that did not end explains it.
+    """
+    if isinstance(task.root, RemotePath):
+        return any(not run.ended for run in task.runs)
     published = max(reader.shard(shard).modified for shard in task.shards)
     ended = [run.ended for run in task.runs if run.started <= published]
     return bool(ended) and not ended[-1]

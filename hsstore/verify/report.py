@@ -29,7 +29,7 @@ REDO = "--repair clears the bits; then run hsstore extract"
 ADVICE = {
     BadKind.METADATA: "restore the zarr.json from a copy; states that pass are sound",
     BadKind.PLAN: "restore the array from a copy, or create the store anew; no bit can mend it",
-    BadKind.UNREADABLE: "look at the disk first: the states may be sound, so no bit is cleared",
+    BadKind.UNREADABLE: "look at the disk, or the object store, first: the states may be sound, so no bit is cleared",
     BadKind.RUN: "restore it from a copy; the states do not depend on it",
     BadKind.UNEXPECTED_FILE: "find out who put it there, and move it away",
     BadKind.COMPLETION: "--repair writes the file anew",

@@ -13,8 +13,10 @@ from hsstore.dtype import bits_dtype, is_finite, nan_bits
 from hsstore.errors import CorruptStoreError, UnreachableError
 from hsstore.report import BadKind
 from hsstore.shard import open_shard, shard_path
+from hsstore.shard.ahead import ReadAhead
 from hsstore.shard.indexed import MissingShardError
 from hsstore.shard.ranges import Read
+from hsstore.shard.reader import ShardReader
 from hsstore.verify.finding import Finding
 from hsstore.verify.values import Values
 
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from hsstore.dtype import DTypeName
     from hsstore.layout import ChunkPlace, Layout
     from hsstore.location import Location
-    from hsstore.shard.reader import ShardReader
     from hsstore.shard.remote import RemoteShard
 
 PIECE_BYTES = 1 << 20
@@ -71,6 +72,7 @@ class StatesReader:
         self._rows = self._room_for_rows()
         piece_rows = max(PIECE_BYTES // sizes.row_bytes, 1)
         self._piece = np.empty((piece_rows, sizes.slots, sizes.hidden), self._rows.dtype)
+        self._ahead = ReadAhead()
         self._shards: dict[int, ShardReader | RemoteShard | BadPayloadError] = {}
         self.mean_squares: list[npt.NDArray[np.float32]] = []
 
@@ -164,7 +166,7 @@ class StatesReader:
             detail = f"{where} has {nbytes:,} bytes, more than any can"
             raise BadPayloadError(BadKind.CHUNK, detail)
         try:
-            shard.read_range(Read(offset, nbytes, ()), self._encoded)
+            self._read(shard, Read(offset, nbytes, ()))
             self._codec.decode(self._encoded[:nbytes], self._rows[:, place.slots])
         except CorruptStoreError as error:
             raise BadPayloadError(BadKind.CHUNK, f"{where}: {error}") from error
@@ -172,6 +174,12 @@ class StatesReader:
             raise BadPayloadError(BadKind.UNREADABLE, str(error)) from error
         except OSError as error:
             raise BadPayloadError(BadKind.UNREADABLE, f"{where}: {error.strerror}") from error
+
+    def _read(self, shard: ShardReader | RemoteShard, read: Read) -> None:
+        if isinstance(shard, ShardReader):
+            shard.read_range(read, self._encoded)
+        else:
+            self._encoded[: read.nbytes] = np.frombuffer(self._ahead.read(shard, read), np.uint8)
 
     def _hash(self, hasher: xxhash.xxh3_64, payload: npt.NDArray[Any]) -> None:
         if payload.flags.c_contiguous:

@@ -179,23 +179,6 @@ def test_what_is_missing_is_said(s3: S3) -> None:
         hsstore.open("s3://no-such-bucket/store.zarr")
 
 
-def test_without_credentials_it_is_said_where_they_are_looked_for(
-    s3: S3, monkeypatch: pytest.MonkeyPatch, directory: Path
-) -> None:
-    from hsstore.objects.read import _backend  # noqa: PLC0415
-
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(directory / "none"))
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(directory / "none"))
-    _backend.cache_clear()
-    try:
-        with pytest.raises(InputError, match="no credentials in the environment"):
-            hsstore.open("s3://states/store.zarr")
-    finally:
-        _backend.cache_clear()
-
-
 def test_an_operation_names_its_url_while_it_hangs(s3: S3, mixed: Path) -> None:
     url = s3.shared(mixed)
     s3.fail("delay", "zarr.json", seconds=3.0)

@@ -74,7 +74,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
         raise ImportError
 
     monkeypatch.setattr(fsspec, "get_filesystem_class", is_missing)
-    with pytest.raises(InputError, match=r"pip install 'hsstore\[gs\]'"):
+    with pytest.raises(InputError, match=r"pip install 'hsstore\[s3\]'"):
         locate("gs://bucket/states.zarr")
 
 

@@ -52,7 +52,7 @@ def limit(samples: Samples) -> ReadOne:
     codec, layout = store.codec, store.layout
     encoded: list[list[npt.NDArray[np.uint8]]] = []
     for sample, length in enumerate(store.length.tolist()):
-        chunks = (store.payload.read_encoded(sample, p) for p in layout.chunks_of(sample, length))
+        chunks = store.payload.read_encoded(sample, layout.chunks_of(sample, length))
         encoded.append([np.frombuffer(chunk, np.uint8) for chunk in chunks])
     shape = (max(map(len, encoded)), *store.spec.geometry.chunk_shape)
     buffers = np.zeros(shape, store.bits)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,12 +29,13 @@ from hsstore.files import (
     read_again_if_stale,
     write_durably,
 )
-from hsstore.location import RemotePath, require_local
+from hsstore.location import RemotePath
 from hsstore.rows import RowReader
 from hsstore.zarr_dtype import BFloat16
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     import numpy.typing as npt
@@ -159,7 +161,7 @@ class Arrays:
         from hsstore.zarr_objects import ObjectStore  # noqa: PLC0415  # few stores are remote
 
         try:
-            return cls(root, zarr.open_group(ObjectStore(root), mode="r", zarr_format=3))
+            return cls(root, zarr.open_group(ObjectStore(root), mode="r+", zarr_format=3))
         except FileNotFoundError:
             raise InputError(f"{root}: no hsstore store is there (it has no zarr.json)") from None
         except _BAD_METADATA as error:
@@ -172,14 +174,14 @@ class Arrays:
 
     def put_attributes(self, attributes: dict[str, Any]) -> None:
         """Replace the root group's attributes, durably."""
-        with output_errors(self._path("zarr.json")):
+        with self._writing("zarr.json"):
             self._group.attrs.put(attributes)
 
     def add(self, name: str, layout: ArrayLayout) -> None:
         """Declare a small array; every chunk of it carries a crc32c."""
         itemsize = np.dtype(layout.dtype).itemsize
         blosc = BloscCodec(typesize=itemsize, cname="zstd", clevel=1, shuffle="shuffle")
-        with output_errors(self._path(name)):
+        with self._writing(name):
             self._group.create_array(
                 name,
                 shape=layout.shape,
@@ -212,7 +214,7 @@ class Arrays:
         """
         serializer, compressors = _zarr_codecs(codec)
         shard = (geometry.shard_rows, geometry.slots, geometry.hidden)
-        with output_errors(self._path(name)):
+        with self._writing(name):
             self._group.create_array(
                 name,
                 shape=(rows, geometry.slots, geometry.hidden),
@@ -229,7 +231,7 @@ class Arrays:
     def write(self, name: str, where: slice, values: npt.NDArray[Any]) -> None:
         """Write part of an array, durably."""
         array = self._array(name)
-        with output_errors(self._path(name)):
+        with self._writing(name):
             array[where] = values
         tick()
 
@@ -268,7 +270,7 @@ class Arrays:
 
     def put_group(self, path: str, attributes: dict[str, Any]) -> None:
         """Create a group inside the store, or replace its attributes, durably."""
-        with output_errors(self._path(path)):
+        with self._writing(path):
             if path in self._group:
                 self._group.require_group(path).attrs.put(attributes)
             else:  # in one write: a kill leaves no group without its attributes
@@ -300,9 +302,13 @@ class Arrays:
         # A chunk of fill values is data too; a bitmap chunk, even all false, is the commit point.
         return array.with_config({"write_empty_chunks": True})
 
-    def _path(self, name: str) -> Path:
-        """Return where something is written."""
-        return require_local(self._root, "hsstore writes") / name
+    def _writing(self, name: str) -> AbstractContextManager[None]:
+        """Say of a disk what is wrong with it; an object store's errors say it themselves."""
+        return (
+            nullcontext()
+            if isinstance(self._root, RemotePath)
+            else output_errors(self._root / name)
+        )
 
 
 def _chunk_sizes(array: Location) -> dict[str, int]:

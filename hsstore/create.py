@@ -7,10 +7,12 @@ not at all; of several processes that create the same one, all end with the winn
 from __future__ import annotations
 
 import shutil
+import tempfile
 import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,18 +32,19 @@ from hsstore.dtype import native_dtype
 from hsstore.errors import RefusedError
 from hsstore.files import make_directory, output_errors, rename_directory_without_replacing
 from hsstore.layout import choose_geometry, plan_layout
+from hsstore.location import RemotePath
 from hsstore.seal import seal
 from hsstore.spec import Dataset, LayoutSizes, Model, StoreSpec
 from hsstore.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     import numpy.typing as npt
 
     from hsstore.dataset import TokenizedDataset
     from hsstore.layout import Geometry, Layout
+    from hsstore.location import Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ def layout_for(
 
 
 def create_store(
-    path: Path,
+    path: Location,
     dataset: TokenizedDataset,
     model: Model,
     *,
@@ -90,6 +93,7 @@ def create_store(
     options: LayoutOptions | None = None,
     golden: Golden | None = None,
     finish: Callable[[Path], None] | None = None,
+    stage: Path | None = None,
 ) -> Store:
     """Create a store with everything but its payload, or open the one that is already there.
 
@@ -99,20 +103,31 @@ def create_store(
         Weight of the model's final norm.
     finish : callable, optional
         Adds to the store, durably, before it has its name; given the directory where it is then.
+    stage : Path, optional
+        Where a store under a URL is built before it is put there; TMPDIR if it is left out.
 
     Raises
     ------
     RefusedError
         A store is there, and it was made for another model, from other data or with another layout.
     """
-    if not path.exists():
-        _build_and_rename(
-            path, dataset, model, norm_weight, tokenizer_hash, options, golden, finish
-        )
+    layout = layout_for(dataset.length, model, options)
+
+    def build(root: Path) -> None:
+        codec = (options or LayoutOptions()).codec
+        spec = _spec(dataset, model, layout, codec, tokenizer_hash, golden)
+        _build(root, spec, dataset, layout, norm_weight, golden)
+        if finish is not None:
+            finish(root)
+
+    if isinstance(path, RemotePath):
+        _build_and_upload(path, build, stage)
+    elif not path.exists():
+        _build_and_rename(path, build)
     store = Store.open(path)  # ours, or that of whoever was first
     store.spec.refuse_other_model(model)
     store.spec.refuse_other_dataset(dataset.fingerprint())
-    _refuse_other_layout(store, layout_for(dataset.length, model, options), options)
+    _refuse_other_layout(store, layout, options)
     return store
 
 
@@ -125,36 +140,36 @@ def _refuse_other_layout(store: Store, layout: Layout, options: LayoutOptions | 
     ):
         if theirs != mine:
             raise RefusedError(
-                f"{store.path} is there already, with another {name}: {theirs}, not {mine}; give the "
+                f"{store.location} is there already, with another {name}: {theirs}, not {mine}; give the "
                 "same sizes and codec as whoever has created it, or use another store"
             )
 
 
-def _build_and_rename(
-    path: Path,
-    dataset: TokenizedDataset,
-    model: Model,
-    norm_weight: npt.NDArray[np.float32],
-    tokenizer_hash: str | None,
-    options: LayoutOptions | None,
-    golden: Golden | None,
-    finish: Callable[[Path], None] | None,
-) -> None:
-    layout = layout_for(dataset.length, model, options)
-    codec = (options or LayoutOptions()).codec
-    spec = _spec(dataset, model, layout, codec, tokenizer_hash, golden)
+def _build_and_rename(path: Path, build: Callable[[Path], None]) -> None:
     building = path.with_name(f".{path.name}.{uuid.uuid4().hex}.building")
     try:
         with output_errors(path):
             make_directory(path.parent)
             building.mkdir()
-        _build(building, spec, dataset, layout, norm_weight, golden)
-        if finish is not None:
-            finish(building)
+        build(building)
         with output_errors(path):
             rename_directory_without_replacing(building, path)
     finally:
         shutil.rmtree(building, ignore_errors=True)  # the loser's, or a failed one
+
+
+def _build_and_upload(root: RemotePath, build: Callable[[Path], None], stage: Path | None) -> None:
+    from hsstore.birth import is_born, upload_store  # noqa: PLC0415  # brings fsspec
+
+    if is_born(root):
+        return
+    where = stage or Path(tempfile.gettempdir())
+    with (
+        output_errors(where),
+        tempfile.TemporaryDirectory(dir=where, prefix="hsstore-") as building,
+    ):
+        build(Path(building))
+        upload_store(Path(building), root)
 
 
 def _spec(

@@ -14,16 +14,23 @@ import numpy as np
 
 from hsstore.activity import operation
 from hsstore.errors import CorruptStoreError
-from hsstore.files import output_errors, read_again_if_stale, write_durably
+from hsstore.files import (
+    output_errors,
+    read_again_if_stale,
+    refresh_attributes,
+    write_durably,
+)
 from hsstore.location import RemotePath
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+    from typing import Literal
 
     import numpy.typing as npt
 
     from hsstore.location import Location
+
+    Name = Literal["complete", "failed", "digest"]
 
 CRC_BYTES = 4
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -105,6 +112,13 @@ def read_span(path: Location, dtype: npt.DTypeLike, count: int) -> tuple[npt.NDA
     return _decode(_file(path), dtype, count)
 
 
+def read_span_objects(
+    paths: list[Location], dtype: npt.DTypeLike, count: int
+) -> list[tuple[npt.NDArray[Any], str, str]]:
+    """Read the objects of spans side by side, as `read_span` reads a file; the third is the version of each."""
+    return [(*_decode(data, dtype, count), version) for data, version in _files_and_versions(paths)]
+
+
 def _decode(data: bytes | None, dtype: npt.DTypeLike, count: int) -> tuple[npt.NDArray[Any], str]:
     if data is None:
         return np.zeros(count, dtype), ""
@@ -119,17 +133,126 @@ def _decode(data: bytes | None, dtype: npt.DTypeLike, count: int) -> tuple[npt.N
     return np.frombuffer(body, dtype), problem
 
 
-def write_span(path: Path, values: npt.NDArray[Any]) -> None:
+def write_span(path: Location, values: npt.NDArray[Any], replaces: str = "") -> None:
     """Replace the file of one span, durably: it is the old one or the new one, also after a crash.
 
     Parameters
     ----------
     values : bool, uint8 or uint64 (samples of a span,)
+    replaces : str
+        The version of the object that was read; files have none.
 
     Raises
     ------
     OutputError
+    ConflictError
+        The object is another one by now: it is left as it is.
     """
-    body = values.tobytes()
+    data = _encode(values)
+    if isinstance(path, RemotePath):
+        from hsstore.objects.write import put  # noqa: PLC0415  # brings fsspec
+
+        put(str(path), data, replaces=replaces)
+        return
     with output_errors(path):
-        write_durably(path, body + struct.pack("<I", google_crc32c.value(body)))
+        write_durably(path, data)
+
+
+def _encode(values: npt.NDArray[Any]) -> bytes:
+    body = values.tobytes()
+    return body + struct.pack("<I", google_crc32c.value(body))
+
+
+class Span:
+    """The completion of one span, to be changed by its owner: what is written replaces what was read, and nothing else.
+
+    So whoever was taken for dead, and goes on, writes nothing into an object store. On a disk only a claim keeps
+    him from it.
+
+    Parameters
+    ----------
+    root : Path or RemotePath
+        The store.
+
+    Attributes
+    ----------
+    first : int
+        The number of its first sample.
+    complete, failed, digest : bool, uint8, uint64 (samples of a span,)
+        Zeros behind the last sample of the store.
+
+    Raises
+    ------
+    CorruptStoreError
+    """
+
+    complete: npt.NDArray[np.bool_]
+    failed: npt.NDArray[np.uint8]
+    digest: npt.NDArray[np.uint64]
+
+    def __init__(self, root: Location, span: int, span_samples: int) -> None:
+        look_again(root)
+        self.first = span * span_samples
+        self._paths: dict[str, Location] = {name: root / name / f"c.{span}" for name in DTYPES}
+        self._versions: dict[str, str] = {}
+        found = _files_and_versions(list(self._paths.values()))
+        for (name, dtype), (data, version) in zip(DTYPES.items(), found, strict=True):
+            values, problem = _decode(data, dtype, span_samples)
+            if problem:
+                raise CorruptStoreError(f"array {name}: c.{span} {problem}")
+            setattr(self, name, values.copy())
+            self._versions[name] = version
+
+    def write(self, *names: Name) -> None:
+        """Write some of the three, side by side where they are objects.
+
+        Raises
+        ------
+        OutputError
+        ConflictError
+            One is another by now, and is left as it is; others may have been written.
+        """
+        paths = [self._paths[name] for name in names]
+        if not isinstance(paths[0], RemotePath):
+            for path, name in zip(paths, names, strict=True):
+                write_span(path, getattr(self, name))
+            return
+        from hsstore.objects.puts import ConflictError, Put  # noqa: PLC0415
+        from hsstore.objects.write import put_many  # noqa: PLC0415
+
+        puts = [
+            Put(str(path), _encode(getattr(self, name)), self._versions[name])
+            for path, name in zip(paths, names, strict=True)
+        ]
+        for name, put, version in zip(names, puts, put_many(puts), strict=True):
+            if version is None:
+                raise ConflictError(put.url)
+            self._versions[name] = version
+
+
+def spans_of(
+    root: Location, span_samples: int, samples: npt.NDArray[np.int64]
+) -> Iterator[tuple[Span, npt.NDArray[np.int64]]]:
+    """Yield the spans of samples, and where in each these are."""
+    for number in np.unique(samples // span_samples).tolist():
+        span = Span(root, number, span_samples)
+        yield span, samples[samples // span_samples == number] - span.first
+
+
+def look_again(root: Location) -> None:
+    """Have a network file system look which spans there are: it may have kept that one was missing."""
+    if not isinstance(root, RemotePath):
+        for name in DTYPES:
+            refresh_attributes(root / name)
+
+
+def _files_and_versions(paths: list[Location]) -> Iterator[tuple[bytes | None, str]]:
+    """Yield what files hold, and of objects their versions; None where there is none."""
+    if not isinstance(paths[0], RemotePath):
+        with operation("read", paths[0]):
+            yield from ((_file(path), "") for path in paths)
+        return
+    from hsstore.objects import Request, read_many  # noqa: PLC0415
+
+    for answer in read_many([Request(str(path)) for path in paths]):
+        yield (None, "") if answer is None else (answer.data, answer.version)

@@ -20,8 +20,9 @@ from hsstore.location import locate, require_local
 from hsstore.reader import PayloadReader
 from hsstore.sample import Completion, Sample
 from hsstore.seal import unseal
-from hsstore.spans import read_spans
+from hsstore.spans import Span, look_again, read_spans, spans_of
 from hsstore.spec import FailureReason, RunRecord, StoreSpec
+from hsstore.writer import SealableBlock, refuse_to_lose
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from hsstore.layout import Layout
     from hsstore.location import Location
     from hsstore.views.array import Column
-    from hsstore.writer import SealableBlock
 
 
 __all__ = ["Completion", "Sample", "Store"]
@@ -188,6 +188,7 @@ class Store:
 
     def completion(self, where: slice = slice(None)) -> Completion:
         """Read the completion arrays of some samples, fresh; the bitmap first."""
+        look_again(self.location)
         complete = self._spans("complete", where)
         digest = self._spans("digest", where)
         return Completion(complete, self._spans("failed", where), digest)
@@ -301,36 +302,50 @@ class Store:
 
         The order is the promise: shard data, fsync, claim, rename, fsync of the directory, then
         `digest` and `failed`, then `complete`. A crash in between leaves pending samples, never
-        a set bit without its payload.
+        a set bit without its payload. In an object store a shard is there when its upload ends, and each
+        of these writes replaces what was read here, or is refused.
 
         Parameters
         ----------
         failed : dict
             Samples of the block that are given up, and why.
         check_claim : callable
-            Raises when this run no longer owns the span.
+            Raises when this run no longer owns the span. Asked before each step that others see: who hangs
+            in one and was taken for dead meanwhile must not write over what his heir has done.
 
         Returns
         -------
         set
             The samples whose bits were set.
+
+        Raises
+        ------
+        RefusedError
+            Somebody else writes the span: nothing of his is written over.
         """
+        digests = writer.seal()
         with self._commit_lock:
-            digests = writer.seal()
             check_claim()
+            state = Span(self.location, writer.block.span, self.spec.layout.span_samples)
+            refuse_to_lose(writer, state)
             writer.publish()
-            self._write_completion(writer.block.span, digests, failed)
+            for sample, digest in digests.items():
+                state.digest[sample - state.first] = digest
+                state.complete[sample - state.first] = True
+            for sample, reason in failed.items():
+                state.failed[sample - state.first] = reason
+            check_claim()
+            state.write("digest", "failed")
+            check_claim()
+            state.write("complete")
         return set(digests)
 
     def reset_failed(self, samples: npt.NDArray[np.int64]) -> None:
         """Make failed samples pending again."""
         with self._commit_lock:
-            for span in np.unique(samples // self.spec.layout.span_samples).tolist():
-                where = self.layout.span_slice(span)
-                failed = self._spans("failed", where)
-                inside = samples[(samples >= where.start) & (samples < where.stop)]
-                failed[inside - where.start] = FailureReason.NONE
-                self._arrays.write("failed", where, failed)
+            for state, inside in spans_of(self.location, self.spec.layout.span_samples, samples):
+                state.failed[inside] = FailureReason.NONE
+                state.write("failed")
 
     def withdraw(self, samples: npt.NDArray[np.int64]) -> None:
         """Make complete samples pending again: their states turned out to be wrong.
@@ -338,28 +353,11 @@ class Store:
         The bit goes first. What is left of them in a shard is dropped when its block is reopened.
         """
         with self._commit_lock:
-            for span in np.unique(samples // self.spec.layout.span_samples).tolist():
-                where = self.layout.span_slice(span)
-                inside = samples[(samples >= where.start) & (samples < where.stop)] - where.start
-                state = self.completion(where)
+            for state, inside in spans_of(self.location, self.spec.layout.span_samples, samples):
                 state.complete[inside] = False
-                self._arrays.write("complete", where, state.complete)
+                state.write("complete")
                 state.digest[inside] = 0
-                self._arrays.write("digest", where, state.digest)
-
-    def _write_completion(
-        self, span: int, digests: Mapping[int, int], failed: Mapping[int, FailureReason]
-    ) -> None:
-        where = self.layout.span_slice(span)
-        state = self.completion(where)
-        for sample, digest in digests.items():
-            state.digest[sample - where.start] = digest
-            state.complete[sample - where.start] = True
-        for sample, reason in failed.items():
-            state.failed[sample - where.start] = reason
-        self._arrays.write("digest", where, state.digest)
-        self._arrays.write("failed", where, state.failed)
-        self._arrays.write("complete", where, state.complete)
+                state.write("digest")
 
     # --- runs ---------------------------------------------------------------------------------
 

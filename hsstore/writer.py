@@ -11,8 +11,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hsstore.digest import payload_digest
-from hsstore.shard import shard_path
-from hsstore.shard.writer import ShardWriter
+from hsstore.errors import RefusedError
+from hsstore.shard import new_shard, shard_path
+from hsstore.shard.reader import ShardReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,7 +25,11 @@ if TYPE_CHECKING:
 
     from hsstore.codec import ChunkCodec
     from hsstore.layout import Block, ChunkPlace, Layout
+    from hsstore.location import Location
     from hsstore.reader import PayloadReader
+    from hsstore.shard.upload import ShardUpload
+    from hsstore.shard.writer import ShardWriter
+    from hsstore.spans import Span
 
     Encoded = tuple[npt.NDArray[np.uint8], int]
     """A buffer of the codec, and how much of it is one encoded chunk."""
@@ -44,6 +49,25 @@ class SealableBlock(Protocol):
     def publish(self) -> None:
         """Give the files their names, durably."""
 
+    def loses(self, complete: set[int]) -> set[int]:
+        """Return which of these samples of the block have no states any more once it is published."""
+
+
+def refuse_to_lose(writer: SealableBlock, span: Span) -> None:
+    """Refuse a block that lacks states whose bits are set: they were committed since it was opened.
+
+    Raises
+    ------
+    RefusedError
+    """
+    samples = range(writer.block.samples.start - span.first, writer.block.samples.stop - span.first)
+    complete = {span.first + index for index in samples if span.complete[index]}
+    if lost := writer.loses(complete):
+        raise RefusedError(
+            f"sample {min(lost)} was committed by somebody else while this run wrote its block, and would be lost "
+            "with it, so nothing of the block was published; run the same command again"
+        )
+
 
 class BlockWriter:
     """The open block of a run. Not thread-safe: one thread appends, `encoders` encode.
@@ -52,29 +76,36 @@ class BlockWriter:
     ----------
     codec : ChunkCodec
         The store's: `Store.codec`.
+    root : Path or RemotePath
+        The store.
     run : str
         Names the partial files, so that leftovers tell whose they were.
     encoders : Executor
         Threads that encode; shared between blocks.
+    stage : Path, optional
+        For a store in an object store: see `hsstore.shard.upload`.
     """
 
     def __init__(
         self,
-        root: Path,
+        root: Location,
         layout: Layout,
         codec: ChunkCodec,
         block: Block,
         *,
         run: str,
         encoders: Executor,
+        stage: Path | None = None,
     ) -> None:
         self.block = block
         self._root = root
+        self._stage = stage
         self._layout = layout
         self._codec = codec
         self._run = run
         self._encoders = encoders
-        self._shards: dict[int, ShardWriter] = {}
+        self._shards: dict[int, ShardWriter | ShardUpload] = {}
+        self._taken: set[int] = set()
         self._pending: deque[tuple[int, ChunkPlace, Future[Encoded]]] = deque()
         self._hashing: dict[int, Future[int]] = {}
         self._digests: dict[int, int] = {}
@@ -97,6 +128,7 @@ class BlockWriter:
         digest : int, optional
             Their `payload_digest`, if somebody has read them already.
         """
+        self._taken.add(sample)
         if digest is None:
             self._hashing[sample] = self._encoders.submit(payload_digest, bits)
         else:
@@ -112,6 +144,13 @@ class BlockWriter:
         self.flush()  # or their chunks would be written between those of another sample
         for sample, tokens in zip(samples, length, strict=True):
             places = list(self._layout.chunks_of(sample, tokens))
+            self._taken.add(sample)
+            for shard in {place.shard for place in places} - self._shards.keys():
+                # What is read here is what is replaced: else whoever came between would be written over.
+                there = reader.open_anew(shard)
+                of_file = there is None or isinstance(there, ShardReader)
+                version = None if of_file else there.version
+                self._shards[shard] = self._new_shard(shard, version)
             for place, encoded in zip(places, reader.read_encoded(sample, places), strict=True):
                 self._shard(place.shard).append(place.chunk, encoded)
                 self._copied_bytes += len(encoded)
@@ -141,6 +180,10 @@ class BlockWriter:
         for shard in self._shards.values():
             shard.publish()
 
+    def loses(self, complete: set[int]) -> set[int]:
+        """Return which of these samples of the block have no states any more once it is published."""
+        return complete - self._taken if self._shards else set()
+
     def discard(self) -> None:
         """Give up the block: everything taken is dropped, its partial files are removed."""
         for _, _, encoding in self._pending:
@@ -162,9 +205,11 @@ class BlockWriter:
         self._shard(place.shard).append(place.chunk, buffer[:size].data)
         self._codec.give_buffer(buffer)
 
-    def _shard(self, shard: int) -> ShardWriter:
+    def _shard(self, shard: int) -> ShardWriter | ShardUpload:
         if shard not in self._shards:
-            path = shard_path(self._root, shard)
-            chunks = self._layout.geometry.shard_chunks
-            self._shards[shard] = ShardWriter(path, self._run, chunks)
+            self._shards[shard] = self._new_shard(shard)
         return self._shards[shard]
+
+    def _new_shard(self, shard: int, replaces: str | None = None) -> ShardWriter | ShardUpload:
+        path, chunks = shard_path(self._root, shard), self._layout.geometry.shard_chunks
+        return new_shard(path, self._run, chunks, stage=self._stage, replaces=replaces)

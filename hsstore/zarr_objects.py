@@ -1,4 +1,4 @@
-"""Objects for zarr-python: read only, and through the same seam as everything else that is remote.
+"""Objects for zarr-python, through the same seam as everything else that is remote.
 
 Zarr's own `FsspecStore` would read a missing key from errors that it knows by their types, try nothing again, and
 list where it looks for groups.
@@ -7,6 +7,7 @@ list where it looks for groups.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from typing_extensions import override
@@ -18,6 +19,8 @@ from zarr.abc.store import (
 )
 
 from hsstore.errors import InputError
+from hsstore.objects.puts import ABSENT
+from hsstore.objects.write import put
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -29,15 +32,19 @@ if TYPE_CHECKING:
 
 
 class ObjectStore(Store):
-    """The objects below a URL; a key is missing only where the object store says so."""
+    """The objects below a URL; a key is missing only where the object store says so.
 
-    supports_writes: bool = False
+    An object that was not read or written through this store is created, and never replaced.
+    """
+
+    supports_writes: bool = True
     supports_deletes: bool = False
     supports_listing: bool = False
 
     def __init__(self, root: RemotePath) -> None:
-        super().__init__(read_only=True)
+        super().__init__()
         self.root = root
+        self._versions: dict[str, str] = {}
         self._is_open = True
 
     @override
@@ -57,6 +64,7 @@ class ObjectStore(Store):
             answer = await asyncio.to_thread((self.root / key).get, start, stop)
         except FileNotFoundError:
             return None
+        self._versions[key] = answer.version
         return prototype.buffer.from_bytes(answer.data)
 
     @override
@@ -76,7 +84,14 @@ class ObjectStore(Store):
 
     @override
     async def set(self, key: str, value: Buffer) -> None:
-        self._refuse("writes")
+        url, replaces = str(self.root / key), self._versions.get(key, ABSENT)
+        write = partial(put, url, value.to_bytes(), replaces=replaces)
+        self._versions[key] = await asyncio.to_thread(write)
+
+    @override
+    async def set_if_not_exists(self, key: str, value: Buffer) -> None:
+        if not await self.exists(key):
+            await self.set(key, value)
 
     @override
     async def delete(self, key: str) -> None:
@@ -95,7 +110,7 @@ class ObjectStore(Store):
         self._refuse("lists")
 
     def _refuse(self, what: str) -> NoReturn:
-        raise InputError(f"hsstore {what} local paths only so far: {self.root}")
+        raise InputError(f"hsstore {what} no objects: {self.root}")
 
 
 def _range(where: ByteRequest | None) -> tuple[int, int | None]:

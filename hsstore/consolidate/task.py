@@ -105,6 +105,10 @@ class BlockResult:
         # To rename onto another link to the same file does nothing, and leaves both names.
         self.discard()
 
+    def loses(self, complete: set[int]) -> set[int]:
+        """Return which of these samples of the block have no states any more once it is published."""
+        return complete - self.how.keys() if self.partials else set()
+
     def discard(self) -> None:
         """Remove what has no name."""
         for partial in self.partials.values():

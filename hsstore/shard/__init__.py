@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from hsstore.location import Location, RemotePath
     from hsstore.shard.reader import ShardReader
     from hsstore.shard.remote import RemoteShard
+    from hsstore.shard.upload import ShardUpload
+    from hsstore.shard.writer import ShardWriter
 
 L = TypeVar("L", "Path", "RemotePath", "Location")
 
@@ -27,3 +29,25 @@ def open_shard(path: Location, chunks: int) -> ShardReader | RemoteShard:
     from hsstore.shard.remote import RemoteShard  # noqa: PLC0415  # brings fsspec
 
     return RemoteShard(path, chunks)
+
+
+def new_shard(
+    path: Location, run: str, chunks: int, *, stage: Path | None = None, replaces: str | None = None
+) -> ShardWriter | ShardUpload:
+    """Begin a shard, wherever it is to be; raises what its writer does.
+
+    Parameters
+    ----------
+    stage : Path, optional
+        See `hsstore.shard.upload`.
+    replaces : str, optional
+        The version of the object that it is to replace; the one that is there now, if it is left out.
+    """
+    if isinstance(path, Path):
+        from hsstore.shard.writer import ShardWriter  # noqa: PLC0415
+
+        return ShardWriter(path, run, chunks)
+    from hsstore.shard.upload import ShardUpload, version_of  # noqa: PLC0415
+
+    known = version_of(path) if replaces is None else replaces
+    return ShardUpload(path, chunks, stage, replaces=known)

@@ -13,10 +13,10 @@ from hsstore.writer import BlockWriter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     import numpy.typing as npt
 
+    from hsstore.location import Location
     from hsstore.store import Store
 
 MIXED_LENGTHS = (3, 4, 5, 1, 18, 2, 9, 4, 4, 1, 7, 3, 2)
@@ -48,7 +48,7 @@ def commit_states(
         for index in sorted({store.layout.block_of(sample) for sample in [*states, *failed]}):
             block = store.layout.block(index)
             writer = BlockWriter(
-                store.path, store.layout, store.codec, block, run="run", encoders=encoders
+                store.location, store.layout, store.codec, block, run="run", encoders=encoders
             )
             for sample in block.samples:
                 if sample in states:
@@ -57,7 +57,7 @@ def commit_states(
             store.commit(writer, reasons, lambda: None)
 
 
-def make_mixed_store(path: Path) -> Store:
+def make_mixed_store(path: Location) -> Store:
     """Create a store with complete, pending and failed samples, and the record of a run."""
     store = make_store(path, MIXED_LENGTHS)
     store.record_run(make_run_record("r1", "2026-01-01T00:00:00+00:00", ended=True))

@@ -14,11 +14,11 @@ from hsstore.writer import BlockWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
 
     import numpy.typing as npt
 
     from hsstore.dtype import DTypeName
+    from hsstore.location import Location
     from hsstore.spec import FailureReason
     from hsstore.store import Store
 
@@ -57,7 +57,7 @@ def _sample(index: int, tokens: int) -> TokenizedSample:
 
 
 def make_store(
-    path: Path,
+    path: Location,
     lengths: Sequence[int],
     *,
     model: Model | None = None,
@@ -101,7 +101,8 @@ def start_block(
 ) -> BlockWriter:
     """Open a block as a run does, its complete samples copied, and take the given samples."""
     place = store.layout.block(block)
-    writer = BlockWriter(store.path, store.layout, store.codec, place, run=run, encoders=encoders)
+    root, codec = store.location, store.codec
+    writer = BlockWriter(root, store.layout, codec, place, run=run, encoders=encoders)
     complete = store.completion(slice(place.samples.start, place.samples.stop)).complete
     kept = [sample for sample, done in zip(place.samples, complete, strict=True) if done]
     writer.copy(kept, store.payload, store.length[kept].tolist())

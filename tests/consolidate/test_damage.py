@@ -55,6 +55,9 @@ def record_other_digest(store: Store, sample: int) -> None:
         def publish(self) -> None:
             pass
 
+        def loses(self, _complete: set[int]) -> set[int]:
+            return set()
+
     store.commit(Nothing(), {}, lambda: None)
 
 

@@ -110,24 +110,6 @@ def test_a_store_in_memory_reads_as_on_disk(mixed: Path, in_memory: str) -> None
     assert verify_store(in_memory, VerifyOptions()).ok
 
 
-def test_nothing_is_ever_written_under_a_url(in_memory: str) -> None:
-    files = fsspec.filesystem("memory")
-    before = {name: info["created"] for name, info in files.find(in_memory, detail=True).items()}
-    store = hsstore.open(in_memory)
-
-    for attempt in (
-        lambda: store.path,
-        lambda: store.runs_path,
-        lambda: store.withdraw(np.array([0])),
-        lambda: store.record_run(store.runs()[0]),
-    ):
-        with pytest.raises(InputError, match=f"local paths only so far: {in_memory}"):
-            attempt()
-
-    found = files.find(in_memory, detail=True)
-    assert {name: info["created"] for name, info in found.items()} == before
-
-
 def test_a_damaged_or_replaced_shard_is_never_returned(mixed: Path, in_memory: str) -> None:
     files = fsspec.filesystem("memory")
     name = f"{in_memory}/hidden_states/c.0.0.0"

@@ -242,11 +242,14 @@ def test_the_chunks_of_a_sample_are_contiguous_whether_written_or_copied(
     check_set_bits_read_back(store)
 
 
-def test_a_run_that_lost_its_claim_publishes_nothing(directory: Path) -> None:
+@pytest.mark.parametrize("looks", [0, 1, 2], ids=["shards", "digests", "bits"])
+def test_a_run_that_lost_its_claim_writes_nothing_more(directory: Path, looks: int) -> None:
     store = make_store(directory / "s.zarr", LENGTHS)
+    left = iter(range(looks))
 
     def lost() -> None:
-        raise RefusedError("span 0 was taken over")
+        if next(left, None) is None:
+            raise RefusedError("span 0 was taken over")
 
     with ThreadPoolExecutor(1) as encoders:
         writer = start_block(store, 0, [0, 1], encoders, "run")
@@ -255,7 +258,24 @@ def test_a_run_that_lost_its_claim_publishes_nothing(directory: Path) -> None:
         writer.discard()
 
     assert complete_samples(store) == set()
-    assert not list(store.path.glob("hidden_states/c.*"))
+    assert len(list(store.path.glob("hidden_states/c.*"))) == (looks > 0)
+    assert len(list(store.path.glob("digest/c.*"))) == (looks > 1)
+
+
+def test_a_block_that_lacks_what_was_committed_meanwhile_is_refused(directory: Path) -> None:
+    """Where a network file system hid a commit, or the claim was taken over: else the bit would lose its states."""
+    store = make_store(directory / "s.zarr", LENGTHS)
+    with ThreadPoolExecutor(1) as encoders:
+        late = start_block(store, 0, [0], encoders, "late")
+        commit_block(Store.open(store.path), 0, [1])
+
+        with pytest.raises(RefusedError, match="sample 1 was committed by somebody else"):
+            store.commit(late, {}, lambda: None)
+        late.discard()
+
+    assert complete_samples(store) == {1}
+    check_set_bits_read_back(store)
+    assert not list(store.path.glob("hidden_states/*.partial"))
 
 
 def test_metadata_of_many_megabytes_is_read_back_by_sample(directory: Path) -> None:

@@ -6,6 +6,7 @@ A new store is one that a server can go on with: it says of its model what that 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from extraction.announced import announced_by, announced_for
@@ -15,14 +16,14 @@ from hsstore.create import LayoutOptions, create_store
 from hsstore.errors import InputError, RefusedError
 from hsstore.export.record import norm_hash
 from hsstore.importing import dataset_of, import_files, open_source, probe
+from hsstore.stage import stage_for
 from hsstore.store import Store
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from extraction.announced import Announced
     from hsstore.dataset import TokenizedDataset
     from hsstore.importing import Probe, Source
+    from hsstore.location import Location
     from hsstore.report import Import
     from hsstore.spec import FinalState, Model
     from hsstore.tasks import Bars
@@ -35,8 +36,8 @@ ARROW_STATE = "state.json"
 class ImportOptions:
     """What a user asked for."""
 
-    source: Path
-    store: Path
+    source: Location
+    store: Location
     trainer: str
     """The format."""
     layers: tuple[int, ...] | None
@@ -64,27 +65,44 @@ def run_import(options: ImportOptions, bars: Bars) -> Import:
     HsstoreError
         As `open_source`, `probe`, `create_store` and `import_files`.
     """
-    source = open_source(options.source, options.trainer, options.layers, options.final)
+    with stage_for(options.source) as files, stage_for(options.store) as stage:
+        source = open_source(
+            options.source, options.trainer, options.layers, options.final, stage=files
+        )
+        store, created = _open_store(options, source, stage)
+        return import_files(
+            source,
+            store,
+            created=created,
+            apply_norm=options.apply_norm,
+            workers=options.workers,
+            take_over=options.take_over,
+            stage=stage,
+            bars=bars,
+        )
+
+
+def _open_store(options: ImportOptions, source: Source, stage: Path | None) -> tuple[Store, bool]:
+    """Open the store, or create it, which is said."""
     held = probe(source)
-    if created := not options.store.exists():
-        store = _create(options, source, held)
-    else:
-        store = Store.open(options.store)
-        if options.data.files:
-            store.spec.refuse_other_dataset(_load(options, options.data).fingerprint())
-        _refuse_other_model(store.spec.model, source, held, apply_norm=options.apply_norm)
-    return import_files(
-        source,
-        store,
-        created=created,
-        apply_norm=options.apply_norm,
-        workers=options.workers,
-        take_over=options.take_over,
-        bars=bars,
-    )
+    if not _is_there(options.store):
+        return _create(options, source, held, stage), True
+    store = Store.open(options.store)
+    if options.data.files:
+        store.spec.refuse_other_dataset(_load(options, options.data).fingerprint())
+    _refuse_other_model(store.spec.model, source, held, apply_norm=options.apply_norm)
+    return store, False
 
 
-def _create(options: ImportOptions, source: Source, held: Probe) -> Store:
+def _is_there(store: Location) -> bool:
+    if isinstance(store, Path):
+        return store.exists()
+    from hsstore.birth import is_born  # noqa: PLC0415  # brings fsspec
+
+    return is_born(store)
+
+
+def _create(options: ImportOptions, source: Source, held: Probe, stage: Path | None) -> Store:
     announced = _announced(options, source, held)
     _refuse_other_model(announced.model, source, held, apply_norm=options.apply_norm)
     tokenizer = _tokenizer_dir(options) if options.data.files else None
@@ -95,6 +113,7 @@ def _create(options: ImportOptions, source: Source, held: Probe) -> Store:
         norm_weight=announced.norm_weight,
         tokenizer_hash=tokenizer_hash(tokenizer) if tokenizer else None,
         options=options.sizes,
+        stage=stage,
     )
 
 
@@ -152,9 +171,14 @@ def _compute_dtype(engine: str, held: Probe) -> str:
 def _dataset(options: ImportOptions, source: Source) -> TokenizedDataset:
     if options.data.files:
         return _load(options, options.data)
-    if source.form.name == "speculators" and (source.root / ARROW_STATE).exists():
+    root = source.root
+    if (
+        source.form.name == "speculators"
+        and isinstance(root, Path)  # under a URL the files' own tokens are taken
+        and (root / ARROW_STATE).exists()
+    ):
         # All of it: whoever made the files has chosen already.
-        return _load(options, DataOptions(files=(source.root,), min_loss_tokens=0))
+        return _load(options, DataOptions(files=(root,), min_loss_tokens=0))
     return dataset_of(source)
 
 

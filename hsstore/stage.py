@@ -8,12 +8,18 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from contextlib import suppress
+import uuid
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from hsstore.files import output_errors
 from hsstore.liveness import open_lock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hsstore.location import Location
 
 PREFIX = "hsstore-stage-"
 _LOCK = "lock"
@@ -57,6 +63,21 @@ class Stage:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextmanager
+def stage_for(store: Location) -> Iterator[Path | None]:
+    """Give a stage for what goes to a URL; None for a directory, which needs none.
+
+    Raises
+    ------
+    OutputError
+    """
+    if isinstance(store, Path):
+        yield None
+        return
+    with Stage(None, uuid.uuid4().hex) as stage:
+        yield stage.path
 
 
 def stage_parent(parent: Path | None) -> Path:

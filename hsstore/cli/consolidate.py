@@ -17,7 +17,6 @@ from hsstore.cli.options import (
     ShardRows,
     SpanSamples,
     Workers,
-    local_path,
 )
 from hsstore.cli.progress import progress_bar
 from hsstore.errors import InputError
@@ -108,8 +107,7 @@ def consolidate(
         where=Where(workers, processes, scheduler),
     )
     sources = [locate(path) for path in paths[:-1]]
-    destination = local_path("consolidate writes")(paths[-1])
-    report = merge(sources, destination, options, bars=progress_bar)
+    report = merge(sources, locate(paths[-1]), options, bars=progress_bar)
     if json:
         print(report.model_dump_json(indent=2))
     else:
@@ -162,8 +160,8 @@ def _lines(report: Consolidation) -> Iterator[str]:
 def _foreseen(report: Consolidation) -> str:
     return (
         f"would write {report.pending:,} samples into {report.shards:,} shards, "
-        f"{report.shards_unchanged:,} of them unchanged: about {report.bytes_needed / GB:,.3f} GB, "
-        f"{report.bytes_free / GB:,.2f} GB are free"
+        f"{report.shards_unchanged:,} of them unchanged: about {report.bytes_needed / GB:,.3f} GB"
+        + ("" if report.bytes_free is None else f", {report.bytes_free / GB:,.2f} GB are free")
     )
 
 

@@ -19,7 +19,13 @@ _CODES = ", ".join(f"{verdict.exit_code} {verdict}" for verdict in Verdict)
 
 @app.command(epilog=f"Exit codes: {_CODES}. Below 20 there is nothing to do.")
 def doctor(
-    store: Annotated[Path, typer.Argument(metavar="STORE", parser=local_path("doctor reads"))],
+    store: Annotated[
+        Path,
+        typer.Argument(
+            metavar="STORE",
+            parser=local_path("doctor looks at processes, logs and disks, so it takes"),
+        ),
+    ],
     *,
     json: AsJson = False,
     stalled_after: Annotated[

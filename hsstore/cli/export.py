@@ -10,14 +10,15 @@ import typer
 from hsstore.cli.app import app
 from hsstore.cli.options import (
     GB,
+    AnyLocation,
     AsJson,
     Processes,
     Scheduler,
     StoreLocation,
     Workers,
-    local_path,
 )
 from hsstore.cli.progress import progress_bar
+from hsstore.location import locate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,11 +30,11 @@ if TYPE_CHECKING:
 def export(
     store: StoreLocation,
     directory: Annotated[
-        Path,
+        AnyLocation,
         typer.Argument(
             metavar="DIRECTORY",
-            parser=local_path("export writes"),
-            help="Where to write; need not exist.",
+            parser=locate,
+            help="Where to write, a path or a URL; need not exist.",
         ),
     ],
     trainer: Annotated[

@@ -11,6 +11,7 @@ import typer
 
 from hsstore.cli.app import app
 from hsstore.cli.options import (
+    AnyLocation,
     AsJson,
     ChatTemplateKwargs,
     ChunkRows,
@@ -27,10 +28,10 @@ from hsstore.cli.options import (
     TrustRemoteCode,
     data_options,
     layer_list,
-    local_path,
     server_and_spool,
 )
 from hsstore.cli.progress import progress_bar
+from hsstore.location import locate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,19 +45,17 @@ MAX_LINES = 50
 @app.command("import")
 def import_(
     source: Annotated[
-        Path,
+        AnyLocation,
         typer.Argument(
-            metavar="SOURCE",
-            parser=local_path("import reads"),
-            help="The directory with the files.",
+            metavar="SOURCE", parser=locate, help="The directory with the files, or its URL."
         ),
     ],
     store: Annotated[
-        Path,
+        AnyLocation,
         typer.Argument(
             metavar="STORE",
-            parser=local_path("import writes"),
-            help="The store; it is created if it is not there.",
+            parser=locate,
+            help="The store, a path or a URL; it is created if it is not there.",
         ),
     ],
     trainer: Annotated[

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from extraction.options import DataOptions
     from hsstore.location import Location
 
-    _AnyLocation: TypeAlias = Location
+    AnyLocation: TypeAlias = Location
 else:
-    _AnyLocation = str  # typer knows no unions; the parser says what comes
+    AnyLocation = str  # typer knows no unions; the parser says what comes
 
 
 def local_path(what: str) -> Callable[[str], Path]:
@@ -40,7 +40,7 @@ def local_path(what: str) -> Callable[[str], Path]:
 
 
 StoreLocation = Annotated[
-    _AnyLocation,
+    AnyLocation,
     typer.Argument(metavar="STORE", parser=locate, help="The store's directory, or its URL."),
 ]
 AsJson = Annotated[
@@ -67,6 +67,7 @@ DataFiles = Annotated[
     list[Path] | None,
     typer.Option(
         "--data",
+        parser=local_path("--data reads"),
         help="JSONL (.gz, .zst) or Parquet files, or save_to_disk folders; may be repeated.",
     ),
 ]

@@ -41,7 +41,9 @@ def plan(
     store: Annotated[
         Path,
         typer.Option(
-            metavar="STORE", parser=local_path("plan looks at"), help="Where the store would be."
+            metavar="STORE",
+            parser=local_path("plan --store looks at the room on a disk, so it takes"),
+            help="Where the store would be.",
         ),
     ] = Path("states.zarr"),
     layers: Layers = None,

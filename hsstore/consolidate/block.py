@@ -45,11 +45,14 @@ def write_block(task: BlockTask) -> BlockResult:
 
 def _link(task: BlockTask, run: str) -> BlockResult | None:
     """Take over the shards of a source, if they hold exactly the chunks of this block."""
+    root = task.destination.path
     is_remote = isinstance(task.sources[int(task.source[0])].path, RemotePath)
-    if task.linking == "never" or task.complete.any() or is_remote:
+    if task.linking == "never" or task.complete.any() or is_remote or isinstance(root, RemotePath):
         return None
     result = BlockResult(task.block)
-    if _link_shards(task, run, result) and _holds_exactly(task, list(result.partials.values())):
+    if _link_shards(task, root, run, result) and _holds_exactly(
+        task, list(result.partials.values())
+    ):
         for index, sample in enumerate(task.block.samples):
             result.digests[sample] = int(task.digest[index])
             result.how[sample] = "linked"
@@ -58,11 +61,11 @@ def _link(task: BlockTask, run: str) -> BlockResult | None:
     return None
 
 
-def _link_shards(task: BlockTask, run: str, result: BlockResult) -> bool:
+def _link_shards(task: BlockTask, root: Path, run: str, result: BlockResult) -> bool:
     source = open_store(task.sources[int(task.source[0])])
     first = source.index.row_start[int(task.sample[0])] // task.layout.geometry.shard_rows
     for index, shard in enumerate(task.block.shards):
-        final = shard_path(task.destination.directory, shard)
+        final = shard_path(root, shard)
         partial = partial_name(final, run)
         if not take_over(shard_path(source.path, first + index), partial, task.linking):
             return False

@@ -10,6 +10,7 @@ import os
 import uuid
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,12 +28,12 @@ from hsstore.consolidate.sources import open_sources
 from hsstore.create import create_store, layout_for
 from hsstore.errors import InputError, RefusedError
 from hsstore.location import RemotePath
+from hsstore.stage import stage_for
 from hsstore.store import Store
 from hsstore.tasks import Where, no_bars
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     import numpy.typing as npt
 
@@ -82,7 +83,7 @@ class Options:
 
 def consolidate(
     paths: Sequence[Location],
-    destination: Path,
+    destination: Location,
     options: Options | None = None,
     *,
     bars: Bars = no_bars,
@@ -105,13 +106,15 @@ def consolidate(
         command or is being written, or its disk is too small.
     OutputError
         The destination cannot be written. What is committed stays; the same command goes on.
+    UnreachableError
+        An object store does not answer; the same command goes on.
     """
     options = options or Options()
     destination = destination.resolve()  # workers of a cluster are in another directory
     sources = open_sources(paths, destination)
     request = options.request(sources)
     outcome = Outcome(destination, sources, dry_run=options.dry_run)
-    if not os.path.lexists(destination):
+    if not _exists(destination):
         recorded = _begin(sources, request, options, outcome)
         if recorded is None:
             return outcome.report(None)
@@ -160,24 +163,26 @@ def _begin(
     _check_space(target, np.ones(layout.blocks, np.bool_), options, outcome, plan)
     if options.dry_run:
         return None
-    store = create_store(
-        outcome.path,
-        gather_dataset(sources, samples),
-        model,
-        norm_weight=sources[0].store.plan_array("norm_weight"),
-        tokenizer_hash=sources[0].store.spec.dataset.tokenizer_hash,
-        options=sizes,
-        golden=golden,
-        finish=partial(
-            provenance.write,
-            record=provenance.begin_record(request, sources, samples),
-            samples=samples,
-        ),
-    )
-    return _recorded(store.path, request)  # somebody else may have been first
+    with stage_for(outcome.path) as stage:
+        store = create_store(
+            outcome.path,
+            gather_dataset(sources, samples),
+            model,
+            norm_weight=sources[0].store.plan_array("norm_weight"),
+            tokenizer_hash=sources[0].store.spec.dataset.tokenizer_hash,
+            options=sizes,
+            golden=golden,
+            finish=partial(
+                provenance.write,
+                record=provenance.begin_record(request, sources, samples),
+                samples=samples,
+            ),
+            stage=stage,
+        )
+    return _recorded(store.location, request)  # somebody else may have been first
 
 
-def _recorded(destination: Path, request: Request) -> Recorded:
+def _recorded(destination: Location, request: Request) -> Recorded:
     """Read what the destination was made from.
 
     Raises
@@ -213,7 +218,15 @@ def _check_space(
     outcome.foresee(target, blocks, linked, int(size[blocks & ~linked].sum()) + more)
 
 
-def _on_one_disk(source: Source, destination: Path) -> bool:
-    if isinstance(source.path, RemotePath):
+def _exists(destination: Location) -> bool:
+    if isinstance(destination, Path):
+        return os.path.lexists(destination)
+    from hsstore.birth import is_born  # noqa: PLC0415  # brings fsspec
+
+    return is_born(destination)
+
+
+def _on_one_disk(source: Source, destination: Location) -> bool:
+    if isinstance(source.path, RemotePath) or isinstance(destination, RemotePath):
         return False
     return source.path.stat().st_dev == nearest(destination).stat().st_dev

@@ -11,6 +11,7 @@ import numpy as np
 
 from hsstore.errors import RefusedError
 from hsstore.info import disk_usage
+from hsstore.location import RemotePath
 from hsstore.report import Consolidation, ConsolidationSource, UnusableSample
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from hsstore.consolidate.schedule import Target
     from hsstore.consolidate.sources import Source
     from hsstore.consolidate.task import BlockResult, Unusable
+    from hsstore.location import Location
     from hsstore.report import Verification
     from hsstore.store import Store
 
@@ -32,7 +34,7 @@ GB = 1e9
 class Outcome:
     """Counts, findings and notes of one run."""
 
-    path: Path
+    path: Location
     sources: Sequence[Source]
     dry_run: bool
     resumed: bool = False
@@ -47,7 +49,8 @@ class Outcome:
     """Of those to write: foreseen to be linked."""
     bytes_raw: int = 0
     bytes_needed: int = 0
-    bytes_free: int = 0
+    bytes_free: int | None = None
+    """None in an object store."""
     how: Counter[str] = field(default_factory=Counter)
     shards_linked: int = 0
     unusable: dict[int, Unusable] = field(default_factory=dict)
@@ -80,7 +83,10 @@ class Outcome:
         self.shards = layout.shards
         self.shards_unchanged = int(np.diff(layout.block_shard)[blocks & linked].sum())
         self.bytes_raw = int(target.length.sum()) * layout.geometry.row_bytes
-        self.bytes_needed, self.bytes_free = bytes_needed, _free_bytes(self.path)
+        self.bytes_needed = bytes_needed
+        if isinstance(self.path, RemotePath):  # which has no end
+            return
+        self.bytes_free = _free_bytes(self.path)
         if bytes_needed > self.bytes_free:
             raise RefusedError(
                 f"{self.path} needs about {bytes_needed / GB:,.2f} GB more, and {self.bytes_free / GB:,.2f} "

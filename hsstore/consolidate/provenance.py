@@ -83,8 +83,13 @@ def _describe(source: Source, taken: int) -> dict[str, Any]:
 
 
 def write(root: Path, record: RunRecord, samples: Samples) -> None:
-    """Put the record and the choice into a store that is being made."""
-    Store.open(root).record_run(record)
+    """Put the record and the choice into a store that is being made.
+
+    The run is called as the store: what others who would make it have put under its URL is not taken for it.
+    """
+    store = Store.open(root)
+    record = record.model_copy(update={"run": store.spec.store})
+    store.record_run(record)
     arrays = Arrays.open(root)
     columns: dict[str, npt.NDArray[Any]] = {
         "source": samples.source,
@@ -111,13 +116,13 @@ def read(store: Store) -> Recorded:
     made = [record for record in store.runs() if record.engine == ENGINE]
     if not made:
         raise RefusedError(
-            f"{store.path} exists, and no consolidation has made it: name a destination that is not there"
+            f"{store.location} exists, and no consolidation has made it: name a destination that is not there"
         )
-    record = made[0]
+    record = next((one for one in made if one.run == store.spec.store), made[0])
     try:
         request = Request.model_validate(record.options["request"])
     except (KeyError, ValidationError) as error:
-        raise CorruptStoreError(f"{store.path}: the record of its making: {error}") from None
+        raise CorruptStoreError(f"{store.location}: the record of its making: {error}") from None
     source, sample, digest = (
         store.plan_array(f"runs/{record.run}/{name}") for name in ("source", "sample", "digest")
     )

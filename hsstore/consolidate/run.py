@@ -6,7 +6,7 @@ Workers write shards under names of their own. Only this process publishes them 
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,9 @@ from hsstore.consolidate import provenance
 from hsstore.consolidate.block import write_block
 from hsstore.consolidate.schedule import Tasks, unchanged_blocks
 from hsstore.consolidate.task import StoreRef, Unusable
+from hsstore.errors import HsstoreError
 from hsstore.files import PARTIAL_SUFFIX
+from hsstore.location import RemotePath
 from hsstore.report import BadKind
 from hsstore.spec import FINISHED
 from hsstore.tasks import run_tasks
@@ -98,7 +100,7 @@ class Run:
             unchanged=unchanged_blocks(self._target, self._outcome.sources),
             complete=complete,
             digest=self._recorded.digest,
-            stores=(StoreRef(self._store.path, spec.store), sources),
+            stores=(StoreRef(self._store.location, spec.store), sources),
             run=self._recorded.record.run,
             dtype=spec.model.dtype,
             linking=linking,
@@ -145,7 +147,7 @@ class Run:
     def verify(self, where: Where) -> None:
         """Read all of the destination; what is not as promised becomes pending."""
         with self._bars("blocks verified") as progress:
-            report = verify_store(self._store.path, VerifyOptions(where), progress)
+            report = verify_store(self._store.location, VerifyOptions(where), progress)
         self._outcome.verification = report
         bad = {
             one.sample: one.detail
@@ -163,6 +165,12 @@ class Run:
 
     def _remove_partials(self) -> None:
         """Remove what workers have left: of tasks that were done twice, or that nobody waits for."""
+        if isinstance(self._store.location, RemotePath):
+            from hsstore.shard.upload import abort_uploads  # noqa: PLC0415  # brings fsspec
+
+            with suppress(HsstoreError):  # to list them may not be allowed: they are no objects
+                abort_uploads(self._store.location, range(self._store.layout.shards))
+            return
         run = self._recorded.record.run
         for path in self._store.path.glob(f"hidden_states/c.*.{run}-*{PARTIAL_SUFFIX}"):
             path.unlink(missing_ok=True)

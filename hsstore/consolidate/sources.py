@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,7 +47,7 @@ class Source:
         return self.store.sample_ids()[samples]
 
 
-def open_sources(paths: Sequence[Location], destination: Path) -> list[Source]:
+def open_sources(paths: Sequence[Location], destination: Location) -> list[Source]:
     """Open the stores and take note of what is complete.
 
     A store that a run is writing is taken as it is at this moment.
@@ -69,20 +68,22 @@ def open_sources(paths: Sequence[Location], destination: Path) -> list[Source]:
     return sources
 
 
-def _refuse_paths(paths: Sequence[Location], destination: Path) -> None:
+def _refuse_paths(paths: Sequence[Location], destination: Location) -> None:
     seen: set[Location] = set()
     target = destination.resolve()
     for path in paths:
         resolved = path.resolve()
         if resolved in seen:
             raise InputError(f"{path}: named twice")
-        if isinstance(resolved, Path) and (
-            target == resolved or target in resolved.parents or resolved in target.parents
-        ):
+        if target == resolved or _is_within(target, resolved) or _is_within(resolved, target):
             raise InputError(f"{path}: is the destination, or one lies within the other")
         seen.add(resolved)
     if len(seen) > MAX_SOURCES:
         raise InputError(f"{len(seen):,} sources; at most {MAX_SOURCES:,} can be merged at once")
+
+
+def _is_within(inner: Location, outer: Location) -> bool:
+    return str(inner).startswith(f"{outer}/")
 
 
 def _open(number: int, path: Location) -> Source:

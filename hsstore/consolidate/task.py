@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from hsstore.files import publish
-from hsstore.location import require_local
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from hsstore.dtype import DTypeName
     from hsstore.layout import Block, Layout
     from hsstore.location import Location
+    from hsstore.objects.write import SentUpload
 
 How = Literal["linked", "copied", "encoded", "kept"]
 """What became of a sample's chunks: `kept` were in the destination already."""
@@ -30,11 +30,6 @@ class StoreRef:
     path: Location
     store: str
     """Its UUID."""
-
-    @property
-    def directory(self) -> Path:
-        """Where its files are, which a destination has."""
-        return require_local(self.path, "consolidate writes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +84,8 @@ class BlockResult:
     block: Block
     partials: dict[Path, Path] = field(default_factory=dict)
     """By final name."""
+    uploads: list[SentUpload] = field(default_factory=list)
+    """In an object store: what was sent, and is no object before it is published."""
     digests: dict[int, int] = field(default_factory=dict)
     """Of the samples that are new in the destination."""
     unusable: list[Unusable] = field(default_factory=list)
@@ -100,16 +97,23 @@ class BlockResult:
 
     def publish(self) -> None:
         """Give the files their names."""
+        for upload in self.uploads:
+            upload.complete()
         for final, partial in self.partials.items():
             publish(partial, final)
         # To rename onto another link to the same file does nothing, and leaves both names.
-        self.discard()
+        self._remove_partials()
 
     def loses(self, complete: set[int]) -> set[int]:
         """Return which of these samples of the block have no states any more once it is published."""
-        return complete - self.how.keys() if self.partials else set()
+        return complete - self.how.keys() if self.partials or self.uploads else set()
 
     def discard(self) -> None:
         """Remove what has no name."""
+        self._remove_partials()
+        for upload in self.uploads:
+            upload.abort()
+
+    def _remove_partials(self) -> None:
         for partial in self.partials.values():
             partial.unlink(missing_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import struct
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import google_crc32c
@@ -16,16 +17,16 @@ from hsstore.digest import PayloadHasher
 from hsstore.dtype import bits_dtype
 from hsstore.errors import CorruptStoreError, InputError
 from hsstore.files import PARTIAL_SUFFIX
-from hsstore.shard import shard_path
+from hsstore.shard import new_shard, shard_path
+from hsstore.shard.reader import ShardReader
 from hsstore.shard.writer import ShardWriter
 from hsstore.store import Store
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import numpy.typing as npt
 
     from hsstore.consolidate.task import BlockTask, How, StoreRef
+    from hsstore.shard.upload import ShardUpload
 
 
 class ShardsWriter:
@@ -40,7 +41,7 @@ class ShardsWriter:
         self._run = run
         self._sizes = task.layout.geometry
         self._codec = ChunkCodec(self._sizes.chunk_shape, task.dtype, task.codec)
-        self._shards: dict[int, ShardWriter] = {}
+        self._shards: dict[int, ShardWriter | ShardUpload] = {}
         self._result = BlockResult(task.block)
 
     def write(self) -> BlockResult:
@@ -51,14 +52,20 @@ class ShardsWriter:
                 mine = (self._task.source == number) & ~self._task.complete
                 self._take_all(source, np.flatnonzero(mine))
             for number, shard in self._shards.items():
-                shard.seal()
-                final = shard_path(self._task.destination.directory, number)
-                self._result.partials[final] = partial_name(final, self._run)
+                self._seal(number, shard)
         except BaseException:
             for shard in self._shards.values():
                 shard.discard()
             raise
         return self._result
+
+    def _seal(self, number: int, shard: ShardWriter | ShardUpload) -> None:
+        shard.seal()
+        final = shard_path(self._task.destination.path, number)
+        if isinstance(shard, ShardWriter) and isinstance(final, Path):
+            self._result.partials[final] = partial_name(final, self._run)
+        elif not isinstance(shard, ShardWriter) and shard.sent:
+            self._result.uploads.append(shard.sent)
 
     def _take_kept(self) -> None:
         """Copy what an earlier commit of this block holds."""
@@ -66,6 +73,11 @@ class ShardsWriter:
         if not kept.size:
             return
         destination = open_store(self._task.destination)
+        for number in self._task.block.shards:
+            there = destination.payload.open_anew(number)
+            if there is not None and not isinstance(there, ShardReader):
+                # What is read here is what is replaced.
+                self._shards[number] = self._new_shard(number, there.version)
         for index in kept.tolist():
             sample = self._task.block.samples[index]
             self._copy(destination, sample, index)
@@ -138,11 +150,14 @@ class ShardsWriter:
         for target in self._task.layout.chunks_of(index, int(self._task.length[index])):
             self._shard(target.shard).drop(target.chunk)
 
-    def _shard(self, shard: int) -> ShardWriter:
+    def _shard(self, shard: int) -> ShardWriter | ShardUpload:
         if shard not in self._shards:
-            path = shard_path(self._task.destination.directory, shard)
-            self._shards[shard] = ShardWriter(path, self._run, self._sizes.shard_chunks)
+            self._shards[shard] = self._new_shard(shard)
         return self._shards[shard]
+
+    def _new_shard(self, shard: int, replaces: str | None = None) -> ShardWriter | ShardUpload:
+        path = shard_path(self._task.destination.path, shard)
+        return new_shard(path, self._run, self._sizes.shard_chunks, replaces=replaces)
 
 
 def partial_name(final: Path, run: str) -> Path:

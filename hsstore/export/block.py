@@ -11,15 +11,12 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from hsstore.errors import InputError
-from hsstore.files import fsync_directory, make_directory, output_errors
 from hsstore.formats import FORMATS
-from hsstore.formats.files import SAFETENSORS, is_whole, read_remark, write_file
 from hsstore.formats.source import StoreSource
 from hsstore.store import Store
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from hsstore.export.place import Place
     from hsstore.location import Location
 
 OPEN_STORES = 4
@@ -31,10 +28,12 @@ class BlockTask:
 
     store: Location
     store_id: str
-    directory: Path
+    place: Place
     trainer: str
     samples: tuple[int, ...]
     rows: tuple[int, ...]
+    missing: tuple[bool, ...]
+    """Files that are not there: the others may be, whole."""
 
 
 @dataclass(slots=True)
@@ -65,33 +64,29 @@ def write_block(task: BlockTask) -> BlockResult:
         The format cannot hold a sample, or this is another store.
     """
     result = BlockResult()
-    touched: set[Path] = set()
+    names: list[str] = []
     source = _open(task.store, task.store_id, task.trainer, os.getpid())
     form = FORMATS[task.trainer]
-    for row, sample in zip(task.rows, task.samples, strict=True):
-        path = task.directory / form.path(row, source.name(sample))
-        touched.add(path.parent)  # also of a whole file: its name may be newer than the last fsync
-        with output_errors(path):
-            if is_whole(path):
-                result.kept += 1
-                result.add_error(_recorded_error(path))
-                continue
+    for row, sample, is_missing in zip(task.rows, task.samples, task.missing, strict=True):
+        name = form.path(row, source.name(sample))
+        names.append(name)
+        remark = None if is_missing else task.place.kept(name)
+        if remark is not None:
+            result.kept += 1
+            result.add_error(_error_in(remark))
+            continue
         content, error = source.content(sample)
-        with output_errors(path):
-            make_directory(path.parent)
-            result.bytes_written += write_file(path, content, str(error) if error else "")
+        result.bytes_written += task.place.write(name, content, str(error) if error else "")
         result.written += 1
         result.add_error(error)
-    for directory in touched:
-        with output_errors(directory):
-            fsync_directory(directory)
+    task.place.settle(names)
     return result
 
 
-def _recorded_error(path: Path) -> float:
+def _error_in(remark: str) -> float:
     """Return what the conversion of a sample has cost when its file was written."""
     try:
-        return float(read_remark(path) or 0) if path.suffix == SAFETENSORS else 0.0
+        return float(remark or 0)
     except ValueError:  # somebody else's remark
         return 0.0
 

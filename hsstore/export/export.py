@@ -7,10 +7,8 @@ are comes last.
 
 from __future__ import annotations
 
-import os
 from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -20,21 +18,26 @@ from hsstore.errors import InputError, RefusedError
 from hsstore.export.beside import Beside, count_tokens
 from hsstore.export.block import BlockResult, BlockTask, close_stores, write_block
 from hsstore.export.choose import Choice, choose, states_hash
-from hsstore.export.record import new_record, owned, read_record, refuse_other, write_record
+from hsstore.export.place import place_of, refuse_strangers
+from hsstore.export.record import new_record, refuse_other
 from hsstore.export.settings import Told, notes, settings
-from hsstore.export.target import read_target
-from hsstore.files import PARTIAL_SUFFIX
+from hsstore.export.target import read_target, refuse_without_index
 from hsstore.formats import FORMATS
 from hsstore.formats.names import SampleNames
 from hsstore.formats.source import StoreSource
+from hsstore.location import RemotePath
 from hsstore.report import Export, ExportRequest
+from hsstore.stage import stage_for
 from hsstore.store import Store
 from hsstore.subset import from_ranges
 from hsstore.tasks import Where, no_bars, run_tasks
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy.typing as npt
 
+    from hsstore.export.place import Place
     from hsstore.export.target import Target
     from hsstore.formats import Format
     from hsstore.location import Location
@@ -64,7 +67,7 @@ class Options:
 
 
 def export_store(
-    path: Location, directory: Path, options: Options, *, bars: Bars = no_bars
+    path: Location, directory: Location, options: Options, *, bars: Bars = no_bars
 ) -> Export:
     """Write the complete samples of a store as the files of another trainer.
 
@@ -82,25 +85,27 @@ def export_store(
     """
     store = Store.open(path.resolve())
     directory = directory.resolve()  # workers of a cluster are in another directory
-    if isinstance(store.location, Path) and directory.is_relative_to(store.location):
+    if f"{directory}/".startswith(f"{store.location}/"):
         raise InputError(f"{directory} lies within the store")
     target = read_target(options.trainer, options.model, options.draft_vocabulary)
+    if isinstance(directory, RemotePath) and options.trainer == "specforge":
+        refuse_without_index(target)
     source = StoreSource(store, FORMATS[options.trainer])
     choice = choose(store, options.split, options.ids)
     request = _request(store, options, target)
-    with owned(directory):
-        record = read_record(directory)
+    with stage_for(directory) as stage, (place := place_of(directory, stage)).owned():
+        record = place.read_record()
         resumed = record is not None
         if record is None:
-            record = _begin(store, directory, request, source.final, choice)
+            record = _begin(store, place, request, source.final, choice)
         else:
             refuse_other(directory, record.request, request)
             _refuse_other_states(store, directory, record)
         samples = from_ranges(record.samples)
         counts = count_tokens(store, samples, options.trainer, target, options.draft_vocabulary)
         if not resumed:
-            write_record(directory, record)
-        run = _Run(store, directory, options, record, target, counts)
+            place.write_record(record)
+        run = _Run(store, place, options, record, target, counts)
         run.write(bars)
     return run.report(choice, resumed=resumed)
 
@@ -118,23 +123,19 @@ def _request(store: Store, options: Options, target: Target | None) -> ExportReq
 
 
 def _begin(
-    store: Store, directory: Path, request: ExportRequest, final: FinalState, choice: Choice
+    store: Store, place: Place, request: ExportRequest, final: FinalState, choice: Choice
 ) -> ExportRecord:
     if not len(choice.samples):
         raise InputError(
             f"{store.location}: no sample to export ({choice.pending:,} pending, {choice.failed:,} failed): see "
             "hsstore status"
         )
-    if strangers := [one.name for one in directory.iterdir() if one.suffix != PARTIAL_SUFFIX]:
-        raise RefusedError(
-            f"{directory} is not empty, and no export has made it: it has {min(strangers)!r}; name a directory "
-            "that does not exist"
-        )
-    _refuse_no_space(directory, bytes_needed(store, FORMATS[request.trainer], choice.samples))
+    refuse_strangers(place)
+    _refuse_no_space(place, bytes_needed(store, FORMATS[request.trainer], choice.samples))
     return new_record(store, request, final, choice.samples)
 
 
-def _refuse_other_states(store: Store, directory: Path, record: ExportRecord) -> None:
+def _refuse_other_states(store: Store, directory: Location, record: ExportRecord) -> None:
     """Refuse to mix states: a sample may have been taken back, or extracted anew, meanwhile."""
     samples = from_ranges(record.samples)
     missing = samples[~store.completion().complete[samples]]
@@ -159,18 +160,17 @@ def bytes_needed(store: Store, form: Format, samples: Int64s) -> int:
     return tokens * (row + 2 * 8) + len(samples) * FILE_BYTES
 
 
-def _refuse_no_space(directory: Path, needed: int) -> int:
-    """Return how many bytes are free, and refuse what has no room.
+def _refuse_no_space(place: Place, needed: int) -> int | None:
+    """Return how many bytes are free, if there is an end, and refuse what has no room.
 
     Raises
     ------
     RefusedError
     """
-    status = os.statvfs(directory)
-    free = status.f_bavail * status.f_frsize
-    if needed > free:
+    free = place.free_bytes()
+    if free is not None and needed > free:
         raise RefusedError(
-            f"{directory} needs about {needed / 1e9:,.2f} GB more, and {free / 1e9:,.2f} GB are free there; "
+            f"{place.root} needs about {needed / 1e9:,.2f} GB more, and {free / 1e9:,.2f} GB are free there; "
             "free space, or choose another directory"
         )
     return free
@@ -182,14 +182,14 @@ class _Run:
     def __init__(
         self,
         store: Store,
-        directory: Path,
+        place: Place,
         options: Options,
         record: ExportRecord,
         target: Target | None,
         counts: Int64s,
     ) -> None:
         self._store = store
-        self._directory = directory
+        self._place = place
         self._options = options
         self._form = FORMATS[options.trainer]
         self._name = SampleNames(store)
@@ -198,27 +198,28 @@ class _Run:
         self._counts = counts
         self._samples = from_ranges(record.samples)
         self._sum = BlockResult()
-        self._needed = self._free = 0
+        self._needed = 0
+        self._free: int | None = None
 
     def write(self, bars: Bars) -> None:
         """Write what is missing, and then what says where it is."""
-        there = self._directory
-        missing = [
-            row
-            for row, sample in enumerate(self._samples.tolist())
-            if not (there / self._form.path(row, self._name(sample))).exists()
-        ]
+        missing = self._place.missing(
+            [
+                self._form.path(row, self._name(sample))
+                for row, sample in enumerate(self._samples.tolist())
+            ]
+        )
         self._needed = bytes_needed(self._store, self._form, self._samples[missing])
-        self._free = _refuse_no_space(there, self._needed)
+        self._free = _refuse_no_space(self._place, self._needed)
         try:
-            self._write_samples(bars)
+            self._write_samples(self._tasks(missing), bars)
         finally:
             close_stores()
-            self._remove_partials()
-        self._write_beside()
+            self._place.clean()
+        self._place.write_beside(self._write_beside)
+        self._finish()
 
-    def _write_samples(self, bars: Bars) -> None:
-        tasks = self._tasks()
+    def _write_samples(self, tasks: list[BlockTask], bars: Bars) -> None:
         zarr_json = [self._store.location / "zarr.json"]
         results = run_tasks(write_block, tasks, self._options.where, files=zarr_json)
         with bars("samples") as progress, closing(results):
@@ -227,17 +228,20 @@ class _Run:
                 self._add(result)
                 progress(self._sum.written + self._sum.kept, len(self._samples))
 
-    def _tasks(self) -> list[BlockTask]:
+    def _tasks(self, missing: list[int]) -> list[BlockTask]:
+        is_missing = np.zeros(len(self._samples), np.bool_)
+        is_missing[missing] = True
         block = np.searchsorted(self._store.layout.block_sample, self._samples, side="right")
         cuts = np.flatnonzero(np.diff(block)) + 1
         return [
             BlockTask(
                 self._store.location,
                 self._store.spec.store,
-                self._directory,
+                self._place,
                 self._options.trainer,
                 tuple(self._samples[rows].tolist()),
                 tuple(rows.tolist()),
+                tuple(is_missing[rows].tolist()),
             )
             for rows in np.split(np.arange(len(self._samples)), cuts)
         ]
@@ -248,9 +252,9 @@ class _Run:
         self._sum.bytes_written += result.bytes_written
         self._sum.add_error(result.norm_error)
 
-    def _write_beside(self) -> None:
+    def _write_beside(self, directory: Path) -> None:
         Beside(
-            self._directory,
+            directory,
             self._store,
             self._options.trainer,
             self._samples,
@@ -260,20 +264,17 @@ class _Run:
             self._options.draft_vocabulary,
             self._counts,
         ).write()
+
+    def _finish(self) -> None:
         error = self._sum.norm_error or None
         self._record = self._record.model_copy(update={"finished": True, "norm_error": error})
-        write_record(self._directory, self._record)
-
-    def _remove_partials(self) -> None:
-        """Remove what a killed run has left; nobody else writes here."""
-        for path in self._directory.rglob(f"*{PARTIAL_SUFFIX}"):
-            path.unlink(missing_ok=True)
+        self._place.write_record(self._record)
 
     def report(self, choice: Choice, *, resumed: bool) -> Export:
         """Sum it all up."""
         splits = np.unique(self._store.plan_array("split")[self._samples])
         told = Told(
-            self._directory,
+            self._place.root,
             self._options.trainer,
             self._record.model,
             self._record.final,
@@ -287,7 +288,7 @@ class _Run:
             f"{later:,} samples have been completed since this export was begun, and are not in it"
         ]
         return Export(
-            path=str(self._directory),
+            path=str(self._place.root),
             store=str(self._store.location),
             trainer=self._options.trainer,
             resumed=resumed,

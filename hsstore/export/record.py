@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from hsstore.dtype import native_dtype
 from hsstore.errors import InputError, RefusedError
 from hsstore.export.choose import states_hash
-from hsstore.files import make_directory, output_errors, write_durably
+from hsstore.files import make_directory, output_errors
 from hsstore.report import ExportRecord
 from hsstore.run_record import now
 from hsstore.subset import to_ranges
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from hsstore.location import Location
     from hsstore.report import ExportRequest
     from hsstore.spec import FinalState, Model
     from hsstore.store import Store
@@ -62,32 +63,23 @@ def _lock(descriptor: int, directory: Path) -> None:
         return
 
 
-def read_record(directory: Path) -> ExportRecord | None:
-    """Return what a directory says of itself; None where it says nothing.
+def parse_record(data: bytes, where: Location) -> ExportRecord:
+    """Read what a place says of itself.
 
     Raises
     ------
     InputError
         Its record is damaged.
     """
-    path = directory / NAME
     try:
-        return ExportRecord.model_validate_json(path.read_bytes(), extra="ignore")
-    except FileNotFoundError:
-        return None
-    except (OSError, ValidationError) as error:
-        raise InputError(f"{path}: {error}") from None
+        return ExportRecord.model_validate_json(data, extra="ignore")
+    except ValidationError as error:
+        raise InputError(f"{where / NAME}: {error}") from None
 
 
-def write_record(directory: Path, record: ExportRecord) -> None:
-    """Write it, durably.
-
-    Raises
-    ------
-    OutputError
-    """
-    with output_errors(directory):
-        write_durably(directory / NAME, record.model_dump_json(indent=2).encode())
+def record_bytes(record: ExportRecord) -> bytes:
+    """Return a record as it is stored."""
+    return record.model_dump_json(indent=2).encode()
 
 
 def norm_hash(weight: npt.NDArray[np.float32], model: Model) -> str:
@@ -113,7 +105,7 @@ def new_record(
     )
 
 
-def refuse_other(directory: Path, recorded: ExportRequest, request: ExportRequest) -> None:
+def refuse_other(directory: Location, recorded: ExportRequest, request: ExportRequest) -> None:
     """Refuse to go on with a directory that another command has begun.
 
     Raises

@@ -13,9 +13,9 @@ from hsstore.export.target import has_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from hsstore.export.target import Target
+    from hsstore.location import Location
     from hsstore.spec import FinalState, Model
 
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Told:
     """What the settings follow from."""
 
-    directory: Path
+    directory: Location
     trainer: str
     model: Model
     final: FinalState
@@ -44,7 +44,7 @@ class Told:
         return [layer + 1 for layer in self.model.layers]
 
     @property
-    def vocabulary_file(self) -> Path | None:
+    def vocabulary_file(self) -> Location | None:
         """The file with the draft vocabulary, if there is one."""
         name = VOCABULARY_FILES.get(self.trainer)
         return self.directory / name if name and self.draft_vocabulary else None
@@ -83,7 +83,7 @@ def _modelopt(told: Told) -> Iterator[str]:
     if told.draft_vocabulary:
         yield f"draft_vocab_size={told.draft_vocabulary}"
         yield f"load_draft_vocab_cache(model, {str(told.vocabulary_file)!r})"
-    files = str(told.directory / "samples" / "*.pt")
+    files = str(told.directory / "samples/*.pt")
     yield f"OfflineSupervisedDataset(sorted(glob({files!r})), answer_only_loss=True)"
 
 

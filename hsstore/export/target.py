@@ -100,6 +100,20 @@ def has_index(path: Path) -> bool:
     return any(path.glob("*.index.json"))
 
 
+def refuse_without_index(target: Target | None) -> None:
+    """Refuse a target for which an index would have to be made, which takes a directory.
+
+    Raises
+    ------
+    InputError
+    """
+    if target is not None and not has_index(target.path):
+        raise InputError(
+            f"{target.path} has no *.index.json, which SpecForge looks for, and it is made in a directory only: leave "
+            "--model away, or export into a directory"
+        )
+
+
 def link_with_index(model: Path, folder: Path) -> None:
     """Make a folder of links to a checkpoint's files, and the index that it lacks.
 

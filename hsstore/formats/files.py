@@ -143,7 +143,19 @@ def is_whole(path: Path, suffix: str | None = None) -> bool:
 def read_remark(path: Path) -> str:
     """Return what was remarked in a whole safetensors file."""
     with path.open("rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        size = file.read(8)
+        return remark_of(size + file.read(int.from_bytes(size, "little")))
+
+
+def remark_of(head: bytes) -> str:
+    """Return what was remarked in a safetensors file that begins so.
+
+    Raises
+    ------
+    ValueError
+        Its header is longer, or it is none.
+    """
+    header = json.loads(head[8 : 8 + int.from_bytes(head[:8], "little")])
     return str(header.get("__metadata__", {}).get(REMARK, ""))
 
 

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hsstore.errors import InputError
-from hsstore.export.record import NAME as EXPORT_RECORD, read_record
+from hsstore.export.place import place_of
+from hsstore.export.record import NAME as EXPORT_RECORD
 from hsstore.formats import FORMATS, Hints
 from hsstore.formats.files import UnreadableFileError, read_file
 from hsstore.formats.source import WANTED_FINAL
+from hsstore.importing.fetched import FetchedFiles
+from hsstore.location import RemotePath
 from hsstore.report import LeftKind
 
 if TYPE_CHECKING:
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 
     from hsstore.formats import Content, Format
     from hsstore.formats.sample import ForeignSample, ForeignTokens
+    from hsstore.location import Location
     from hsstore.report import ExportRecord
     from hsstore.spec import FinalState
 
@@ -58,12 +62,14 @@ class Source:
         What `hsstore export` has left beside them.
     """
 
-    root: Path
+    root: Location
     form: Format
     layers: tuple[int, ...]
     hints: Hints
     files: list[str]
     record: ExportRecord | None
+    fetched: FetchedFiles | None = None
+    """Where they are under a URL."""
 
     def tokens(self, file: str) -> ForeignTokens:
         """Read what a file holds beside its states; these are not read, where the file allows it.
@@ -93,15 +99,26 @@ class Source:
 
     def _content(self, file: str) -> Content:
         try:
-            return read_file(self.root / file, mapped=True)
+            return read_file(self._path(file), mapped=True)
         except UnreadableFileError as error:
             raise NotTakenError(LeftKind(error.kind), str(error)) from None
         except OSError as error:
             raise NotTakenError(LeftKind.UNREADABLE, error.strerror or str(error)) from None
 
+    def _path(self, file: str) -> Path:
+        if isinstance(self.root, Path):
+            return self.root / file
+        if self.fetched is None:
+            raise ValueError("files under a URL are read through a stage")
+        return self.fetched.path(file)
+
 
 def open_source(
-    root: Path, form: str, layers: Sequence[int] | None, final: FinalState | None
+    root: Location,
+    form: str,
+    layers: Sequence[int] | None,
+    final: FinalState | None,
+    stage: Path | None = None,
 ) -> Source:
     """List the files of a directory, and make sure of what no file says.
 
@@ -111,15 +128,17 @@ def open_source(
         Outputs of 0-based decoder layers, in the order of the files: ascending.
     final : str, optional
         Whether the files' final state is after the norm or before it.
+    stage : Path, optional
+        A directory for files that are under a URL.
 
     Raises
     ------
     InputError
         It is needed and not said, or something in the directory says otherwise; or there is no file.
     """
-    if not root.is_dir():
+    if isinstance(root, Path) and not root.is_dir():
         raise InputError(f"{root}: no such directory")
-    record = read_record(root)
+    record = place_of(root).read_record()
     if record is not None and record.request.trainer != form:
         raise InputError(
             f"{root / EXPORT_RECORD} says that these are {record.request.trainer} files, not {form}"
@@ -130,11 +149,12 @@ def open_source(
     if not files:
         raise InputError(f"{root}: no file that ends with {' or '.join(SUFFIXES[form])}")
     slots = len(wanted) + (known != "none")
-    return Source(root, FORMATS[form], wanted, Hints(known, slots), files, record)
+    fetched = FetchedFiles(root, stage) if isinstance(root, RemotePath) and stage else None
+    return Source(root, FORMATS[form], wanted, Hints(known, slots), files, record, fetched)
 
 
 def _layers(
-    root: Path, form: str, layers: Sequence[int] | None, record: ExportRecord | None
+    root: Location, form: str, layers: Sequence[int] | None, record: ExportRecord | None
 ) -> tuple[int, ...]:
     recorded: tuple[int, ...] | None = None
     if form == "eagle":
@@ -166,7 +186,7 @@ def _text(layers: Sequence[int]) -> str:
 
 
 def _final(
-    root: Path, form: str, final: FinalState | None, record: ExportRecord | None
+    root: Location, form: str, final: FinalState | None, record: ExportRecord | None
 ) -> FinalState:
     """Return what the files hold; whoever says something has to agree with the user."""
     said: list[tuple[str, FinalState]] = []
@@ -186,18 +206,23 @@ def _final(
     return final or said[0][1]
 
 
-def _torchspec_final(root: Path) -> FinalState | None:
+def _torchspec_final(root: Location) -> FinalState | None:
     try:
-        about = json.loads((root / "dataset.json").read_text())
+        about = json.loads((root / "dataset.json").read_bytes())
         return "pre-norm" if about["last_hidden_states_prenorm"] else "post-norm"
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _list(root: Path, suffixes: tuple[str, ...]) -> Iterator[str]:
+def _list(root: Location, suffixes: tuple[str, ...]) -> Iterator[str]:
+    for file in root.find() if isinstance(root, RemotePath) else _walk(root):
+        name = file.rpartition("/")[2]
+        hidden = name.startswith(".") or name in NO_SAMPLES
+        if name.endswith(suffixes) and not hidden:
+            yield file
+
+
+def _walk(root: Path) -> Iterator[str]:
     for directory, _, names in os.walk(root):
         below = Path(directory).relative_to(root)
-        for name in names:
-            hidden = name.startswith(".") or name in NO_SAMPLES
-            if name.endswith(suffixes) and not hidden:
-                yield str(below / name)
+        yield from (str(below / name) for name in names)

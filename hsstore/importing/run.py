@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from hsstore.claims import Claims
-from hsstore.errors import HsstoreError, OutputError
+from hsstore.errors import HsstoreError, OutputError, UnreachableError
 from hsstore.formats.names import SampleNames
 from hsstore.importing.files import NotTakenError
 from hsstore.importing.matching import TokenIndex
@@ -29,6 +29,7 @@ from hsstore.writer import BlockWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from hsstore.importing.files import Source
     from hsstore.layout import Block
@@ -49,6 +50,7 @@ def import_files(
     apply_norm: bool,
     workers: int,
     take_over: bool = False,
+    stage: Path | None = None,
     bars: Bars = no_bars,
 ) -> Import:
     """Take what can be taken of the files into the samples that are pending.
@@ -61,6 +63,8 @@ def import_files(
         See `StateReader`.
     workers : int
         Threads that encode.
+    stage : Path, optional
+        For a store under a URL: see `hsstore.shard.upload`.
 
     Raises
     ------
@@ -69,7 +73,7 @@ def import_files(
     OutputError
         The store cannot be written. What is committed stays; the same command goes on.
     """
-    run = _Run(source, store, apply_norm=apply_norm)
+    run = _Run(source, store, apply_norm=apply_norm, stage=stage)
     run.find_samples(bars)
     run.take(workers, bars, take_over=take_over)
     return run.report(created=created)
@@ -88,8 +92,11 @@ class Candidate(NamedTuple):
 class _Run:
     """One run over one directory."""
 
-    def __init__(self, source: Source, store: Store, *, apply_norm: bool) -> None:
+    def __init__(
+        self, source: Source, store: Store, *, apply_norm: bool, stage: Path | None
+    ) -> None:
         self._source = source
+        self._stage = stage
         self._store = store
         self._name = SampleNames(store)
         self._reader = StateReader(source, store, apply_norm=apply_norm)
@@ -178,7 +185,7 @@ class _Run:
             result = str(error)
             raise
         finally:
-            with suppress(OutputError):  # the disk has said so already
+            with suppress(OutputError, UnreachableError):  # which was said already
                 self._store.record_run(end_record(record, result))
 
     def _record(self) -> RunRecord:
@@ -198,7 +205,13 @@ class _Run:
         state = self._store.completion(where)
         store = self._store
         writer = BlockWriter(
-            store.path, store.layout, store.codec, block, run=self._id, encoders=encoders
+            store.location,
+            store.layout,
+            store.codec,
+            block,
+            run=self._id,
+            encoders=encoders,
+            stage=self._stage,
         )
         taken: list[TakenSample] = []
         try:
@@ -252,7 +265,7 @@ class _Run:
         used = {one.file for one in self._taken}
         return Import(
             path=str(self._source.root),
-            store=str(store.path),
+            store=str(store.location),
             created=created,
             trainer=self._source.form.name,
             layers=self._source.layers,

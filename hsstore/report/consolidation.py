@@ -74,7 +74,8 @@ class Consolidation(Record):
     """`bytes_raw / bytes_stored`; None while samples are pending."""
     bytes_needed: int
     """Foreseen before this run wrote anything, as an estimate."""
-    bytes_free: int
+    bytes_free: int | None
+    """None where an object store is written, which has no end."""
     notes: tuple[str, ...]
     verification: Verification | None
     """None where it was not wanted."""

@@ -70,7 +70,8 @@ class Export(Record):
     bytes_written: int
     bytes_needed: int
     """Foreseen before this run wrote anything, as an estimate."""
-    bytes_free: int
+    bytes_free: int | None
+    """None in an object store, which has no end."""
     final: FinalState
     norm_error: float | None
     """As in hsstore-export.json."""

@@ -6,16 +6,14 @@ values are taken as they are, and the payload then tells which of them is wrong.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hsstore.location import RemotePath
 from hsstore.report import BadKind
-from hsstore.spans import DTYPES, read_span
+from hsstore.spans import DTYPES, read_span, read_span_objects
 from hsstore.store import Completion
 from hsstore.verify.finding import Finding
 
@@ -27,8 +25,9 @@ if TYPE_CHECKING:
     from hsstore.location import Location
     from hsstore.store import Store
 
-REQUESTS = 16
-"""Spans in an object store that are read at once."""
+    SpanFile = tuple[npt.NDArray[Any], str, str]
+    """Values, what is wrong with the file, and its version."""
+
 # `complete` is 0 or 1; read as a number, to see values that are neither.
 ARRAYS = DTYPES | {"complete": np.dtype(np.uint8)}
 
@@ -44,29 +43,43 @@ class SpanState:
     """What is wrong with the chunk of each array that is not as it was written."""
     findings: tuple[Finding, ...]
     """Samples whose values alone show that they are wrong."""
+    versions: dict[str, str]
+    """Of the objects that were read; files have none."""
 
 
 def read_span_states(store: Store) -> list[SpanState]:
-    """Read the chunks of all spans; where each is a request, several at once."""
-    spans = range(store.layout.spans)
-    if not isinstance(store.location, RemotePath):
-        return [read_span_state(store, span) for span in spans]
-    with ThreadPoolExecutor(REQUESTS) as pool:
-        return list(pool.map(partial(read_span_state, store), spans))
+    """Read the chunks of all spans; those of `complete` first, as every reader does."""
+    files = {name: _read_all(store, name, dtype) for name, dtype in ARRAYS.items()}
+    return [
+        _span_state(store, span, {name: files[name][span] for name in ARRAYS})
+        for span in range(store.layout.spans)
+    ]
 
 
-def read_span_state(store: Store, span: int) -> SpanState:
-    """Read the three chunks of a span; `complete` first, as every reader does."""
+def _read_all(store: Store, name: str, dtype: np.dtype[Any]) -> list[SpanFile]:
+    count = store.spec.layout.span_samples
+    paths: list[Location] = [
+        store.location / name / f"c.{span}" for span in range(store.layout.spans)
+    ]
+    if isinstance(store.location, RemotePath):
+        return read_span_objects(paths, dtype, count)
+    return [_read(path, dtype, count) for path in paths]
+
+
+def _read(path: Location, dtype: np.dtype[Any], count: int) -> SpanFile:
+    try:
+        return (*read_span(path, dtype, count), "")
+    except OSError as error:
+        return np.zeros(count, dtype), f"cannot be read: {error.strerror}", ""
+
+
+def _span_state(store: Store, span: int, files: dict[str, SpanFile]) -> SpanState:
     where = store.layout.span_slice(span)
-    damaged: dict[str, str] = {}
-    values: dict[str, npt.NDArray[Any]] = {}
-    for name, dtype in ARRAYS.items():
-        path = store.location / name / f"c.{span}"
-        values[name], problem = _read(path, dtype, store.spec.layout.span_samples)
-        if problem:
-            damaged[name] = f"{name}/c.{span}: {problem}"
+    damaged = {
+        name: f"{name}/c.{span}: {problem}" for name, (_, problem, _) in files.items() if problem
+    }
     count = where.stop - where.start
-    complete, failed, digest = (values[name][:count] for name in ARRAYS)
+    complete, failed, digest = (files[name][0][:count] for name in ARRAYS)
     known = list(store.spec.failure_reasons)
     impossible = {
         "complete": complete > 1,
@@ -79,14 +92,8 @@ def read_span_state(store: Store, span: int) -> SpanState:
         Completion(complete != 0, failed, digest),
         damaged,
         tuple(findings),
+        {name: version for name, (_, _, version) in files.items()},
     )
-
-
-def _read(path: Location, dtype: np.dtype[Any], count: int) -> tuple[npt.NDArray[Any], str]:
-    try:
-        return read_span(path, dtype, count)
-    except OSError as error:
-        return np.zeros(count, dtype), f"cannot be read: {error.strerror}"
 
 
 def _name_impossible(

@@ -111,9 +111,13 @@ def _describe_leftovers(store: Store, partial: list[Location]) -> str:
     names = sorted(_relative(store, path) for path in partial)
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     size = sum(_size_bytes(path) for path in partial)
+    is_remote = isinstance(
+        store.location, RemotePath
+    )  # nothing that is written there has such a name
+    end = "they can be deleted" if is_remote else "the next extract that writes there removes them"
     return (
         f"{len(names)} files of {size / 1e9:.2f} GB that a dead run did not publish: "
-        f"{', '.join(names[:SHOWN])}{more}; the next extract that writes there removes them"
+        f"{', '.join(names[:SHOWN])}{more}; {end}"
     )
 
 

@@ -83,12 +83,20 @@ def look_at_objects(store: Store, root: RemotePath, contents: Contents) -> None:
     in_runs = {name[:-1] for name in names if _is_array_of_run(name)}
     arrays |= {group: read_grid(root / "/".join(group)) for group in in_runs}
     for name in names:
-        if not _is_expected(name, arrays):
+        if _is_of_dead_creation(name, arrays):
+            contents.partial.append(root / "/".join(name))
+        elif not _is_expected(name, arrays):
             contents.sort_in(root / "/".join(name))
 
 
 def _is_array_of_run(name: tuple[str, ...]) -> bool:
     return len(name) == 4 and name[0] == "runs" and name[-1] == "zarr.json"
+
+
+def _is_of_dead_creation(name: tuple[str, ...], arrays: dict[tuple[str, ...], Grid]) -> bool:
+    """Say whether it is a chunk of an array of a run whose `zarr.json` was never put."""
+    is_of_run = len(name) == 4 and name[0] == "runs"
+    return is_of_run and name[:-1] not in arrays and is_chunk(name[-1], None)
 
 
 def _is_expected(name: tuple[str, ...], arrays: dict[tuple[str, ...], Grid]) -> bool:

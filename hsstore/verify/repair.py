@@ -86,8 +86,9 @@ def _rewrite(store: Store, span: SpanState, bad: npt.NDArray[np.bool_]) -> int:
     files = 0
     for name in COMPLETION:
         if name in span.damaged or not np.array_equal(new[name], getattr(old, name)):
-            path = store.path / name / f"c.{span.span}"
-            write_span(path, _padded(new[name], getattr(old, name), store))
+            path = store.location / name / f"c.{span.span}"
+            values = _padded(new[name], getattr(old, name), store)
+            write_span(path, values, span.versions[name])
             files += 1
     return files
 

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from hsstore.errors import CorruptStoreError, InputError
 from hsstore.layout import Layout
-from hsstore.location import locate, require_local
+from hsstore.location import locate
 from hsstore.report import BadKind
 from hsstore.spec import CLEAN_ENDS
 from hsstore.store import Completion, Store
@@ -77,8 +77,6 @@ def verify_store(
     """
     options = options or VerifyOptions()
     path = locate(path).absolute()  # workers of a cluster have directories of their own
-    if options.repair:
-        require_local(path, "verify --repair writes")
     try:
         store = Store.open(path)
     except CorruptStoreError as error:

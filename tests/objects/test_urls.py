@@ -81,20 +81,15 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("extract", "s3://b/a"),
-        ("status", "s3://b/a"),
         ("doctor", "s3://b/a"),
-        ("import", "s3://b/files", "a", "--format", "specforge"),
-        ("import", "files", "s3://b/a", "--format", "specforge"),
         ("plan", "--store", "s3://b/a"),
-        ("export", "a", "s3://b/files", "--format", "specforge"),
-        ("consolidate", "a", "s3://b/a"),
         ("verify", "a", "--html", "s3://b/a.html"),
-        ("verify", "memory://b/a", "--repair"),
+        ("--data", "s3://b/chats.jsonl"),
     ],
 )
 def test_what_takes_no_url_yet_says_so_by_its_name(arguments: tuple[str, ...]) -> None:
-    refused = command(*arguments)
+    of_extract = ["extract", "a"] if arguments[0] == "--data" else []
+    refused = command(*of_extract, *arguments)
     assert refused.exit_code == 2
     assert refused.stderr.startswith(f"hsstore: {arguments[0]} ")
     assert "local paths only so far: " in refused.stderr

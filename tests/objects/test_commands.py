@@ -1,0 +1,249 @@
+"""Commands that write under a URL: what they write is what they write on a disk, also after any kill."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import hsstore
+import hsstore.cli
+from hsstore.cli.app import app
+from hsstore.consolidate import consolidate
+from hsstore.errors import RefusedError
+from hsstore.location import RemotePath, locate
+from hsstore.objects.write import find_uploads
+from hsstore.testing.invariants import encoded_sample
+from hsstore.verify import VerifyOptions, verify_store
+from tests.objects.s3 import NAMES, S3
+
+if TYPE_CHECKING:
+    from multiprocessing.synchronize import Event
+    from pathlib import Path
+
+    from typer.testing import Result
+
+    from hsstore.store import Store
+
+
+def command(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [*map(str, arguments)])
+
+
+def new_url(name: str = "new.zarr") -> RemotePath:
+    return RemotePath(f"s3://states/{next(NAMES)}/{name}")
+
+
+def complete_samples(store: Store) -> list[int]:
+    return [int(sample) for sample in np.flatnonzero(store.completion().complete)]
+
+
+def check_same(there: RemotePath, here: Path) -> None:
+    one, other = hsstore.open(there), hsstore.open(here)
+    assert complete_samples(one) == complete_samples(other)
+    np.testing.assert_array_equal(one.completion().digest, other.completion().digest)
+    for sample in complete_samples(other):
+        assert encoded_sample(one, sample) == encoded_sample(other, sample)
+        assert one.sample_id(sample) == other.sample_id(sample)
+
+
+# --- consolidate --------------------------------------------------------------------------------
+
+
+def test_a_store_that_is_consolidated_under_a_url_is_that_on_a_disk(
+    s3: S3, mixed: Path, directory: Path
+) -> None:
+    url = new_url()
+    there = command("consolidate", mixed, url, "--json")
+    here = command("consolidate", mixed, directory / "new.zarr", "--json", "--link", "never")
+
+    assert there.exit_code == here.exit_code == 0, there.output
+    check_same(url, directory / "new.zarr")
+    assert find_uploads(str(url)) == []
+    report = json.loads(there.stdout)
+    assert report["path"] == str(url)
+    assert report["bytes_free"] is None
+    s3.requests()
+    again = command("consolidate", mixed, url, "--json", "--no-verify")
+    assert again.exit_code == 0
+    assert json.loads(again.stdout)["resumed"]
+    assert not [one for one in s3.requests() if "hidden_states/c" in one["path"]]
+    refused = command("consolidate", mixed, url, "--order", "length")
+    assert refused.exit_code == 3, refused.output
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "PUT .*/runs/.*/digest/c",
+        "PUT .*/new.zarr/zarr.json",
+        "POST .*uploadId",
+        "PUT .*/complete/c",
+    ],
+)
+def test_the_same_command_goes_on_where_one_was_killed(s3: S3, mixed: Path, where: str) -> None:
+    url = new_url()
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+
+    def die(ready: Event) -> None:
+        ready.wait(60)
+        consolidate([mixed], url)
+
+    child = context.Process(target=die, args=(ready,))
+    child.start()
+    s3.fail("kill", where, pid=child.pid)
+    ready.set()
+    child.join(120)
+    assert child.exitcode == -9
+    s3.fail("", "", times=0)
+
+    report = consolidate([mixed], url)
+
+    assert report.ok, report.verification
+    assert report.complete == len(complete_samples(hsstore.open(mixed)))
+    assert find_uploads(str(url)) == []
+
+
+def test_an_outage_while_a_store_is_consolidated_ends_with_75_and_loses_nothing(
+    s3: S3, mixed: Path
+) -> None:
+    url = new_url()
+    s3.fail("after", "POST .*uploadId", times=10_000)
+    ended = command("consolidate", mixed, url)
+    assert ended.exit_code == 75, ended.output
+    assert f"cannot write {url}/hidden_states/c." in ended.stderr
+    s3.fail("", "", times=0)
+
+    assert command("consolidate", mixed, url).exit_code == 0
+    assert find_uploads(str(url)) == []
+
+
+def test_other_options_are_refused_where_a_destination_is_within_a_source(s3: S3) -> None:
+    url = new_url()
+    refused = command("consolidate", url, url / "inner.zarr")
+    assert refused.exit_code == 2
+    assert "one lies within the other" in refused.stderr
+
+
+# --- verify --repair ----------------------------------------------------------------------------
+
+
+def damage(s3: S3, mixed: Path, directory: Path) -> RemotePath:
+    url = locate(s3.upload(mixed))
+    assert isinstance(url, RemotePath)
+    shard = directory / "shard"
+    data = bytearray((mixed / "hidden_states" / "c.0.0.0").read_bytes())
+    data[10] ^= 1
+    shard.write_bytes(data)
+    s3.put(shard, f"{url}/hidden_states/c.0.0.0")
+    return url
+
+
+def test_repair_makes_bad_samples_under_a_url_pending(s3: S3, mixed: Path, directory: Path) -> None:
+    url = damage(s3, mixed, directory)
+    found = command("verify", url, "--repair", "--json")
+
+    assert found.exit_code == 1, found.output
+    report = json.loads(found.stdout)
+    bad = {one["sample"] for one in report["bad"]}
+    assert report["repair"]["cleared"] == len(bad) == 1
+    assert (
+        set(complete_samples(hsstore.open(url))) == {*complete_samples(hsstore.open(mixed))} - bad
+    )
+    assert command("verify", url).exit_code == 0
+
+
+def test_repair_writes_nothing_over_what_came_meanwhile(
+    s3: S3, mixed: Path, directory: Path
+) -> None:
+    url = damage(s3, mixed, directory)
+    bits = url / "complete/c.0"
+    files = fsspec.filesystem("s3", use_listings_cache=False)
+
+    def commit_meanwhile(_done: int, _total: int) -> None:
+        with suppress(StopIteration):
+            files.pipe_file(str(bits), next(theirs))
+
+    theirs = iter([b"theirs"])
+    with pytest.raises(RefusedError, match=r"complete/c\.0 is not what it was"):
+        verify_store(url, VerifyOptions(repair=True), commit_meanwhile)
+
+    assert bits.read_bytes() == b"theirs"
+
+
+# --- export and import --------------------------------------------------------------------------
+
+
+def files_of(url: RemotePath) -> dict[str, bytes]:
+    return {name: (url / name).read_bytes() for name in url.find()}
+
+
+@pytest.mark.parametrize("trainer", ["specforge", "speculators"])
+def test_what_is_exported_under_a_url_are_the_files_of_a_directory(
+    s3: S3, mixed: Path, directory: Path, trainer: str
+) -> None:
+    url = new_url("files")
+    there = command("export", mixed, url, "--format", trainer, "--json")
+    here = command("export", mixed, directory / "files", "--format", trainer, "--json")
+
+    assert there.exit_code == here.exit_code == 0, there.output
+    found = files_of(url)
+    files = {path for path in (directory / "files").rglob("*") if path.is_file()}
+    assert found.keys() == {str(path.relative_to(directory / "files")) for path in files}
+    for path in files:
+        name = str(path.relative_to(directory / "files"))
+        if name != "hsstore-export.json":  # has a time in it
+            assert found[name] == path.read_bytes(), name
+    assert json.loads(found["hsstore-export.json"])["finished"]
+
+
+def test_an_export_under_a_url_goes_on_where_it_was_cut_off(s3: S3, mixed: Path) -> None:
+    url = new_url("files")
+    name = "--format", "speculators"
+    s3.fail(500, r"PUT .*hs_3\.safetensors", times=10_000)
+    ended = command("export", mixed, url, *name)
+    assert ended.exit_code == 75, ended.output
+    s3.fail("", "", times=0)
+    before = set(url.find())
+    assert before
+    assert not json.loads((url / "hsstore-export.json").read_bytes())["finished"]
+
+    done = json.loads(command("export", mixed, url, *name, "--json").stdout)
+
+    assert done["resumed"]
+    assert done["kept"] == len([one for one in before if one.endswith(".safetensors")])
+    assert done["written"] == done["samples"] - done["kept"]
+    other = command("export", mixed, url, "--format", "specforge")
+    assert other.exit_code == 3
+    assert "was made by another export" in other.stderr
+    strange = command("export", mixed, url.parent, *name)
+    assert strange.exit_code == 3
+    assert "is not empty" in strange.stderr
+
+
+def test_files_under_a_url_are_imported_into_a_store_under_a_url(
+    s3: S3, mixed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of them fit into the stage at once."""
+    monkeypatch.setattr("hsstore.importing.fetched.PIECE_BYTES", 1000)
+    files, url = new_url("files"), new_url()
+    assert command("export", mixed, files, "--format", "modelopt").exit_code == 0
+    assert command("consolidate", mixed, url).exit_code == 0
+    store = hsstore.open(url)
+    lost = complete_samples(store)[:5]
+    digests = store.completion().digest
+    store.withdraw(np.array(lost))
+
+    done = command("import", files, url, "--format", "modelopt", "--json")
+
+    report: dict[str, Any] = json.loads(done.stdout)
+    assert sorted(one["sample"] for one in report["taken"]) == lost
+    np.testing.assert_array_equal(hsstore.open(url).completion().digest, digests)
+    assert verify_store(url, VerifyOptions()).ok

@@ -33,6 +33,7 @@ BENCHMARKS: dict[str, tuple[str, ...]] = {
     "verify": ("bench_verify.py", "--megabytes", "240", "--rounds", "5"),
     "semantic": ("bench_semantic.py", "--samples", "8", "--tokens", "384"),
     "spool": ("bench_spool.py", "--rounds", "5"),
+    "objects": ("bench_objects.py", "--samples", "8", "--rounds", "5"),
     "scale": ("bench_scale.py", "--small", "--rounds", "1"),
 }
 """What `make bench` runs, by the section of build/bench.json that it writes."""
@@ -82,6 +83,12 @@ ROWS = (
         "verify.full_vocabulary_us_per_token", "us, the loss against all 49,152 tokens, hidden 576"
     ),
     Row("spool.reused_vs_fresh", "x fresh files through the same tmpfs", ">= 4"),
+    Row("objects.request_vs_aiobotocore", "x plain ranged gets of 4 KiB, S3 on loopback"),
+    Row("objects.small_vs_aiobotocore", "x two plain ranged gets, samples of 64 rows of 576"),
+    Row("objects.small_more_ms", "ms that such a sample takes longer than its gets"),
+    Row("objects.large_vs_local", "x the same store on a disk, samples of 512 rows of 7,168"),
+    Row("objects.put_vs_aiobotocore", "x plain puts of 32 KiB"),
+    Row("objects.upload_vs_aiobotocore", "x a plain upload of four parts of 16 MiB"),
     Row("scale.open_seconds_1e7", "s to open 10 M samples and find one", "<= 1"),
     Row("scale.open_mb_1e7", "MB resident then", "<= 1000"),
     Row("scale.resume_seconds_1e7", "s to find what is pending of 10 M samples", "<= 5"),

@@ -16,11 +16,16 @@ import hsstore
 import hsstore.cli
 from hsstore.cli.app import app
 from hsstore.errors import CorruptStoreError, InputError
+from hsstore.importing.fetched import FetchedFiles
 from hsstore.location import RemotePath, locate
+from hsstore.objects.files import put_file
+from hsstore.objects.puts import ABSENT, ConflictError
 from hsstore.objects.retry import describe
+from hsstore.objects.write import put
 from hsstore.shard.index import index_bytes
 from hsstore.shard.remote import RemoteShard
 from hsstore.verify import VerifyOptions, verify_store
+from tests.objects.s3 import NAMES
 
 if TYPE_CHECKING:
     from typer.testing import Result
@@ -162,6 +167,34 @@ def test_a_view_on_dask_reads_from_a_url(mixed: Path, in_memory: str) -> None:
         hsstore.open(place).to_dask_array("input_ids").compute() for place in (mixed, in_memory)
     )
     np.testing.assert_array_equal(here, there)
+
+
+def test_a_large_file_is_put_in_parts(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hsstore.objects.files.PART_BYTES", 10)
+    file, url = directory / "file", f"memory://states/{next(NAMES)}/file"
+    file.write_bytes(bytes(range(25)))
+
+    put_file(file, url, replaces=ABSENT)
+
+    assert RemotePath(url).read_bytes() == file.read_bytes()
+    with pytest.raises(ConflictError):
+        put_file(file, url, replaces=ABSENT)
+
+
+def test_files_are_fetched_into_a_room_that_has_an_end(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hsstore.importing.fetched.PIECE_BYTES", 4)
+    root = RemotePath(f"memory://states/{next(NAMES)}")
+    contents = {f"in/{number}.pt": bytes([number]) * 10 for number in range(3)}
+    for name, data in contents.items():
+        put(str(root / name), data, replaces=ABSENT)
+    fetched = FetchedFiles(root, directory, kept_bytes=25)
+
+    for name in [*contents, *contents]:
+        assert fetched.path(name).read_bytes() == contents[name]
+        assert len(list(directory.iterdir())) <= 2
+    assert fetched.path("in/2.pt") == fetched.path("in/2.pt")
 
 
 def test_an_error_is_told_without_what_an_endpoint_may_hold() -> None:

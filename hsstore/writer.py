@@ -148,8 +148,9 @@ class BlockWriter:
             for shard in {place.shard for place in places} - self._shards.keys():
                 # What is read here is what is replaced: else whoever came between would be written over.
                 there = reader.open_anew(shard)
-                of_file = there is None or isinstance(there, ShardReader)
-                version = None if of_file else there.version
+                version = None
+                if there is not None and not isinstance(there, ShardReader):
+                    version = there.version
                 self._shards[shard] = self._new_shard(shard, version)
             for place, encoded in zip(places, reader.read_encoded(sample, places), strict=True):
                 self._shard(place.shard).append(place.chunk, encoded)

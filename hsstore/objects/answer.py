@@ -43,7 +43,15 @@ class NoSuchObjectError(FileNotFoundError):
     """The object store says that there is no such object: what any other `FileNotFoundError` does not."""
 
 
-class Backend(Protocol):
+class Refusing(Protocol):
+    """What knows of an error whether another attempt would meet it again."""
+
+    def refusal(self, error: Exception) -> str | None:
+        """Say why another attempt would fail as well, also what nobody has foreseen; None otherwise."""
+        ...
+
+
+class Backend(Refusing, Protocol):
     """One kind of object store. Its coroutines run on fsspec's event loop."""
 
     async def fetch(self, request: Request) -> Answer:
@@ -72,10 +80,6 @@ class Backend(Protocol):
         dict, str
             What to give for the next page; empty after the last one.
         """
-        ...
-
-    def refusal(self, error: Exception) -> str | None:
-        """Say why another attempt would fail as well, also what nobody has foreseen; None otherwise."""
         ...
 
 

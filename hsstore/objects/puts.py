@@ -9,7 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from typing_extensions import override
+
 from hsstore.errors import RefusedError
+from hsstore.objects.answer import Refusing
 
 ABSENT: Final = ""
 """In place of a version: there must be no such object. No object has this version."""
@@ -22,6 +25,7 @@ class ConflictError(RefusedError):
         super().__init__(url)
         self.url = url
 
+    @override
     def __str__(self) -> str:
         """Say it for people."""
         return (
@@ -70,7 +74,7 @@ class UploadId:
     id: str
 
 
-class WritableBackend(Protocol):
+class WritableBackend(Refusing, Protocol):
     """A kind of object store that is written to; each method is one attempt.
 
     Their errors are those of `Backend.fetch`, and ConflictError.
@@ -102,8 +106,4 @@ class WritableBackend(Protocol):
 
     async def uploads(self, url: str, after: str) -> tuple[list[UploadId], str]:
         """List a page of the uploads of objects whose URLs begin so, as `Backend.find` does."""
-        ...
-
-    def refusal(self, error: Exception) -> str | None:
-        """As that of `Backend`."""
         ...

@@ -18,7 +18,7 @@ from hsstore.objects.answer import NoSuchObjectError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from hsstore.objects.answer import Backend
+    from hsstore.objects.answer import Refusing
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ LONGEST_DELAY_SECONDS = 10.0
 _USER = re.compile(r"//[^\s]*@")
 
 
-async def persist(backend: Backend, what: str, url: str, attempt: Callable[[], Awaitable[T]]) -> T:
+async def persist(backend: Refusing, what: str, url: str, attempt: Callable[[], Awaitable[T]]) -> T:
     """Call until it works, or until it is hopeless.
 
     Parameters
@@ -66,7 +66,7 @@ async def persist(backend: Backend, what: str, url: str, attempt: Callable[[], A
     )
 
 
-def _raise_if_hopeless(backend: Backend, what: str, url: str, error: Exception) -> None:
+def _raise_if_hopeless(backend: Refusing, what: str, url: str, error: Exception) -> None:
     if is_stale(error):
         raise error
     if refused := backend.refusal(error):

@@ -126,12 +126,14 @@ def _spoil(fault: dict[str, Any], environ: WSGIEnvironment) -> None:
             environ["wsgi.input"] = io.BytesIO(body)
         case "delay":
             time.sleep(fault["seconds"])
+        case _:
+            pass
 
 
 def _status(app: WSGIApplication, environ: WSGIEnvironment) -> str:
     """Do what a request asks for; return the status of the answer."""
     statuses: list[str] = []
-    list(app(environ, lambda status, *_: statuses.append(status)))  # type: ignore[arg-type,return-value]
+    list(app(environ, lambda status, *_: statuses.append(status)))  # type: ignore[arg-type]
     return statuses[0]
 
 

@@ -16,13 +16,13 @@ from hsstore.dtype import bits_dtype, native_dtype
 from hsstore.errors import CorruptStoreError, NotExtractedError, RefusedError
 from hsstore.index import SampleIndex, as_text
 from hsstore.layout import plan_layout
-from hsstore.location import locate, require_local
+from hsstore.location import RemotePath, locate, require_local
 from hsstore.reader import PayloadReader
 from hsstore.sample import Completion, Sample
 from hsstore.seal import unseal
 from hsstore.spans import Span, look_again, read_spans, spans_of
 from hsstore.spec import FailureReason, RunRecord, StoreSpec
-from hsstore.writer import SealableBlock, refuse_to_lose
+from hsstore.writer import SealableBlock, refuse_to_lose, withdraw_lost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -77,13 +77,7 @@ class Store:
 
     @property
     def path(self) -> Path:
-        """The store's directory, for everything that can do with a directory only.
-
-        Raises
-        ------
-        InputError
-            It is under a URL.
-        """
+        """The store's directory, for what can do with a directory only: InputError under a URL."""
         return require_local(self.location, "hsstore does this on")
 
     def __len__(self) -> int:
@@ -323,10 +317,11 @@ class Store:
         RefusedError
             Somebody else writes the span: nothing of his is written over.
         """
+        size = self.spec.layout.span_samples
         digests = writer.seal()
         with self._commit_lock:
             check_claim()
-            state = Span(self.location, writer.block.span, self.spec.layout.span_samples)
+            state = Span(self.location, writer.block.span, size)
             refuse_to_lose(writer, state)
             writer.publish()
             for sample, digest in digests.items():
@@ -334,10 +329,15 @@ class Store:
                 state.complete[sample - state.first] = True
             for sample, reason in failed.items():
                 state.failed[sample - state.first] = reason
-            check_claim()
-            state.write("digest", "failed")
-            check_claim()
-            state.write("complete")
+            try:
+                check_claim()
+                state.write("digest", "failed")
+                check_claim()
+                state.write("complete")
+            except RefusedError:
+                if isinstance(self.location, RemotePath):
+                    withdraw_lost(writer, Span(self.location, writer.block.span, size))
+                raise
         return set(digests)
 
     def reset_failed(self, samples: npt.NDArray[np.int64]) -> None:

@@ -60,13 +60,29 @@ def refuse_to_lose(writer: SealableBlock, span: Span) -> None:
     ------
     RefusedError
     """
-    samples = range(writer.block.samples.start - span.first, writer.block.samples.stop - span.first)
-    complete = {span.first + index for index in samples if span.complete[index]}
-    if lost := writer.loses(complete):
+    if lost := _lost(writer, span):
         raise RefusedError(
             f"sample {min(lost)} was committed by somebody else while this run wrote its block, and would be lost "
             "with it, so nothing of the block was published; run the same command again"
         )
+
+
+def withdraw_lost(writer: SealableBlock, span: Span) -> None:
+    """Take back bits that somebody set while his shard was replaced: what he had sent came late.
+
+    Raises
+    ------
+    ConflictError
+    """
+    if lost := _lost(writer, span):
+        span.complete[[sample - span.first for sample in lost]] = False
+        span.write("complete")
+
+
+def _lost(writer: SealableBlock, span: Span) -> set[int]:
+    """Return the samples of a block whose bits are set, and whose states it does not have."""
+    samples = range(writer.block.samples.start - span.first, writer.block.samples.stop - span.first)
+    return writer.loses({span.first + index for index in samples if span.complete[index]})
 
 
 class BlockWriter:

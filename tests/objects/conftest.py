@@ -49,6 +49,7 @@ def s3(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
         files.mkdir("s3://states")
     found = S3(server)
     found.requests()
+    found.release()
     yield found
     found.fail("", "", times=0)
 

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiobotocore.session import AioSession  # type: ignore[import-untyped]
-from s3fs import S3FileSystem
+from s3fs.core import S3FileSystem
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -156,7 +156,8 @@ def readers(plain: Plain, directory: Path, samples: int, kind: str) -> Contestan
     """Return what reads every sample of a store once: in the object store, without hsstore, on disk."""
     path = write_samples(directory / kind, samples, *SIZES[kind]).store
     url = f"s3://{BUCKET}/{kind}.zarr"
-    S3FileSystem(use_listings_cache=False).put(str(path), url, recursive=True)
+    files: Any = S3FileSystem(use_listings_cache=False)
+    files.put(str(path), url, recursive=True)
     remote, local = Store.open(url), Store.open(path)
     requests = [requests_of(remote, sample) for sample in range(samples)]
 
@@ -250,7 +251,8 @@ def main() -> None:
     directory = given.target / uuid.uuid4().hex
     found: dict[str, Any] = {"samples": given.samples, "times": given.times}
     with s3_server():
-        S3FileSystem().mkdir(f"s3://{BUCKET}")
+        bucket: Any = S3FileSystem()
+        bucket.mkdir(f"s3://{BUCKET}")
         plain = Plain()
         try:
             found |= measure(

@@ -43,7 +43,7 @@ STAGES = [
     ("hsstore.shard.writer", "ShardWriter.seal", 3),
     ("hsstore.shard.writer", "ShardWriter.publish", 3),
     ("hsstore.store", "Store.commit", 3),
-    ("hsstore.store", "Store._write_completion", 3),
+    ("hsstore.spans", "Span.write", 6),
     ("hsstore.store", "Store.record_run", 1),
 ]
 

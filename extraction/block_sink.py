@@ -14,6 +14,8 @@ from array import array
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 
 TAKE_TRIES, TAKE_SECONDS = 10, 0.5
+REMOTE_COMMITS = 4
 RELEASE_TRIES = 1000
 RELEASE_SECONDS = 0.001
 
@@ -80,6 +83,8 @@ class BlockSink:
     ----------
     encode_threads : int
         Chunks that are encoded at once.
+    stage : Path, optional
+        Where what goes to an object store lies meanwhile.
 
     Attributes
     ----------
@@ -88,14 +93,25 @@ class BlockSink:
         more would only take the processors from the encoders.
     """
 
-    def __init__(self, store: Store, claims: Claims, run: str, encode_threads: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        claims: Claims,
+        run: str,
+        encode_threads: int,
+        stage: Path | None = None,
+    ) -> None:
         self._store = store
         self._claims = claims
         self._run = run
+        self._stage = stage
         self.checkers = ThreadPoolExecutor(-(-encode_threads // 4), thread_name_prefix="check")
         self._encoders = ThreadPoolExecutor(encode_threads, thread_name_prefix="encode")
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="disk")
-        self._committer = ThreadPoolExecutor(1, thread_name_prefix="commit")
+        # An object store takes long to answer, and many at once.
+        commits = 1 if isinstance(store.location, Path) else REMOTE_COMMITS
+        self._committer = ThreadPoolExecutor(commits, thread_name_prefix="commit")
+        self._counting = Lock()
         self._queue: deque[_Item] = deque()
         self._unfinished: deque[_Item] = deque()
         """Appended, and not all chunks are written: of the writing thread."""
@@ -282,12 +298,13 @@ class BlockSink:
 
     def _new_writer(self, block: Block) -> BlockWriter:
         return BlockWriter(
-            self._store.path,
+            self._store.location,
             self._store.layout,
             self._store.codec,
             block,
             run=self._run,
             encoders=self._encoders,
+            stage=self._stage,
         )
 
     async def _commit(self, open_block: OpenBlock) -> None:
@@ -325,7 +342,8 @@ class BlockSink:
         except BaseException:
             writer.discard()
             raise
-        self.bytes_stored += writer.new_bytes
+        with self._counting:
+            self.bytes_stored += writer.new_bytes
         return committed
 
 

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -31,12 +31,12 @@ from extraction.salvage import salvage
 from extraction.server_link import ServerLink
 from extraction.server_wait import refuse_router, relay_warnings, wait_for_server
 from extraction.session import Session, open_session
-from extraction.spool import dump_bytes
+from extraction.spool import SpoolError, SpoolView, dump_bytes
 from hsstore.errors import InterruptedRunError, RefusedError
 from hsstore.spec import CanaryRecord
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Iterator
+    from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from extraction.addresses import ServerAddress
     from extraction.options import ExtractOptions
     from extraction.requester import Requester
-    from extraction.spool import RequestId, ServerInfo, SpoolClient, SpoolView
+    from extraction.spool import RequestId, ServerInfo, SpoolClient
     from hsstore.create import Golden
     from hsstore.store import Store
 
@@ -167,6 +167,20 @@ def spool_budget(
     available = spool.headroom_bytes() + spool.scan().allocated_bytes
     wanted = wanted_bytes or (available + used_bytes) // 2 // sharers
     return max(0, min(wanted, available - promised_bytes))
+
+
+def spool_budgets(addresses: Sequence[ServerAddress], wanted_bytes: int | None) -> list[int]:
+    """Return the budget of each spool that is there, in bytes: what lanes will find, if they open one by one."""
+    budgets: list[tuple[str, int]] = []
+    for address in addresses:
+        host = address.memory_host
+        sharers = sum(one.memory_host == host for one in addresses)
+        promised = sum(budget for other, budget in budgets if other == host)
+        with suppress(SpoolError, OSError):  # its lane will say so
+            spool = SpoolView(address.spool)
+            budget = spool_budget(spool, wanted_bytes, sharers, promised_bytes=promised)
+            budgets.append((host, budget))
+    return [budget for _, budget in budgets]
 
 
 @contextmanager

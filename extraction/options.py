@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import PlainSerializer, PlainValidator
 
 from extraction.addresses import ServerAddress
 from extraction.dataset import DatasetOptions
 from hsstore.codec import DEFAULT_CODEC, CodecName
+from hsstore.location import RemotePath, locate
 from hsstore.spec import Record
 
 
@@ -16,10 +20,16 @@ class DataOptions(DatasetOptions):
     files: tuple[Path, ...] = ()
 
 
+StorePlace = Annotated[Path | RemotePath, PlainValidator(locate), PlainSerializer(str)]
+"""A path or a URL; in JSON its text."""
+
+
 class ExtractOptions(Record):
     """One extraction run."""
 
-    store: Path
+    store: StorePlace
+    stage: Path | None = None
+    """Where what goes to an object store lies meanwhile; None: with other temporary files."""
     server: str = ""
     """Base URL, such as http://127.0.0.1:30000. No secret is in it, nor in any other option. Empty
     where all servers are named in `servers_file`."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from extraction.block_order import MAX_OPEN_BLOCKS
 from extraction.spool import DUMP_OVERHEAD_BYTES
 from hsstore.codec import DEFAULT_CODEC, USUAL_RATIOS
 from hsstore.errors import RefusedError
@@ -101,6 +102,7 @@ def preflight(
     memory_bytes: int,
     memory_free_bytes: int,
     skip_too_large: bool,
+    staged_shard_bytes: int | None = None,
     usual_ratio: float = USUAL_RATIOS[DEFAULT_CODEC],
 ) -> Preflight:
     """Compare what a run needs with what is there. Pure: no I/O.
@@ -115,6 +117,8 @@ def preflight(
         Of one server's spool, the largest of several.
     all_spools_bytes : int, optional
         Of all servers together, where there are several.
+    staged_shard_bytes : int, optional
+        The store is in an object store, and `space` that of the stage: an open shard has so much there at most.
     usual_ratio : float
         Raw over stored bytes with the store's codec; 1 where it does not compress.
     """
@@ -125,7 +129,8 @@ def preflight(
     tokens = int(length[pending].sum(dtype=np.int64))
     raw = tokens * layout.geometry.row_bytes
     to_write = np.logical_or.reduceat(pending, layout.block_sample[:-1])
-    shards = int(np.diff(layout.block_shard)[to_write].sum())
+    shards_of_blocks = np.diff(layout.block_shard)[to_write]
+    shards = int(shards_of_blocks.sum())
     largest = int(dump_bytes[pending].max(initial=0))
     problems = []
     warnings = []
@@ -139,25 +144,19 @@ def preflight(
             warnings.append(f"{message}: they will be marked as failed")
         else:
             problems.append(f"{message}: raise them, or skip these with --skip-too-large")
-    best_ratio = BEST_RATIO if usual_ratio > 1 else 1.0
-    if space.free_bytes < raw / best_ratio:
-        problems.append(
-            f"the store needs about {raw / usual_ratio / 1e9:,.2f} GB more, and at least "
-            f"{raw / best_ratio / 1e9:,.2f} GB; {space.free_bytes / 1e9:,.2f} GB are free"
-        )
-    elif space.free_bytes < raw:
-        warnings.append(
-            f"{space.free_bytes / 1e9:,.2f} GB are free for {raw / 1e9:,.2f} GB raw: it will be "
-            "tight, should these states compress badly"
-        )
+    files = shards + 3 * layout.spans
+    if staged_shard_bytes is None:
+        lacking, tight = _look_at_disk(space, raw, files, usual_ratio)
+    else:
+        at_once = MAX_OPEN_BLOCKS * int(shards_of_blocks.max(initial=0))
+        lacking, tight = _look_at_stage(space, min(raw, at_once * staged_shard_bytes)), []
+    problems += lacking
+    warnings += tight
     if memory_free_bytes < memory_bytes:
         warnings.append(
             f"the memory budget is {memory_bytes:,} bytes, {memory_free_bytes:,} are free: lower "
             "it with --memory-gb"
         )
-    files = shards + 3 * layout.spans
-    if space.free_files is not None and space.free_files < files:
-        problems.append(f"{files:,} files are needed, the file system has {space.free_files:,}")
     return Preflight(
         samples=int(pending.sum()),
         tokens=tokens,
@@ -174,3 +173,35 @@ def preflight(
         problems=tuple(problems),
         warnings=tuple(warnings),
     )
+
+
+def _look_at_disk(
+    space: Space, raw: int, files: int, usual_ratio: float
+) -> tuple[list[str], list[str]]:
+    """Return what the disk lacks for the store, and what it may lack."""
+    problems, warnings = [], []
+    best_ratio = BEST_RATIO if usual_ratio > 1 else 1.0
+    if space.free_bytes < raw / best_ratio:
+        problems.append(
+            f"the store needs about {raw / usual_ratio / 1e9:,.2f} GB more, and at least "
+            f"{raw / best_ratio / 1e9:,.2f} GB; {space.free_bytes / 1e9:,.2f} GB are free"
+        )
+    elif space.free_bytes < raw:
+        warnings.append(
+            f"{space.free_bytes / 1e9:,.2f} GB are free for {raw / 1e9:,.2f} GB raw: it will be "
+            "tight, should these states compress badly"
+        )
+    if space.free_files is not None and space.free_files < files:
+        problems.append(f"{files:,} files are needed, the file system has {space.free_files:,}")
+    return problems, warnings
+
+
+def _look_at_stage(space: Space, staged: int) -> list[str]:
+    """Return what the disk of the stage lacks."""
+    if space.free_bytes >= staged:
+        return []
+    text = (
+        f"what is on its way to the object store takes up to {staged / 1e9:,.2f} GB here, "
+        f"{space.free_bytes / 1e9:,.2f} GB are free: name another directory with --stage"
+    )
+    return [text]

@@ -34,25 +34,33 @@ from extraction.handshake import (
     norm_weight_of,
     refuse_other_server,
 )
-from extraction.lane import Setting, link_to, spool_budget
+from extraction.lane import Setting, link_to, spool_budgets
 from extraction.pipeline import Pipeline
 from extraction.preflight import free_space, preflight
 from extraction.run_record import begin_record
 from extraction.server_wait import refuse_router
 from extraction.session import open_session
 from extraction.shared_work import open_claims, open_work
-from extraction.spool import SpoolError, SpoolView
+from extraction.staging import is_there, open_stage, staged_shard_bytes, where_bytes_go
 from extraction.status import SHOWN_CHARACTERS, ServerState
 from hsstore.activity import tick
 from hsstore.codec import USUAL_RATIOS, usual_ratio
 from hsstore.create import LayoutOptions, create_store, layout_for
-from hsstore.errors import HsstoreError, InputError, InterruptedRunError, OutputError, RefusedError
+from hsstore.errors import (
+    HsstoreError,
+    InputError,
+    InterruptedRunError,
+    OutputError,
+    RefusedError,
+    UnreachableError,
+)
 from hsstore.run_record import end_record
 from hsstore.spec import BROKEN, FINISHED, INTERRUPTED, RunRecord
 from hsstore.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     import numpy.typing as npt
 
@@ -80,21 +88,27 @@ class Run:
     ----------
     report : callable
         Takes fields of `RunStatus` that changed.
+    say : callable
+        Returns all of it, in JSON.
     """
 
-    def __init__(self, options: ExtractOptions, report: Callable[..., None]) -> None:
+    def __init__(
+        self, options: ExtractOptions, report: Callable[..., None], say: Callable[[], bytes]
+    ) -> None:
         self.id = uuid.uuid4().hex[:12]
         self.pipeline: Pipeline | None = None
         self.sink: BlockSink | None = None
         self.fleet: Fleet | None = None
         self._options = options
         self._report = report
+        self._say = say
         self._servers = Servers(options.named_servers, options.servers_file)
         self._failed: Failures = {}
         self._handshakes = count()
         self._created_with = ""
         self._asked: tuple[ServerAddress, Requester] | None = None
         """Who is asked before there is a store."""
+        self._stage: Path | None = None
 
     @property
     def servers(self) -> tuple[ServerState, ...]:
@@ -131,7 +145,7 @@ class Run:
         self._access = await asyncio.to_thread(
             read_access, options.api_key_file, options.ca_cert, options.relay_token_file
         )
-        async with self._access.mirrors:
+        async with self._access.mirrors, open_stage(options, self.id) as self._stage:
             store = await self._fill(store, dataset)
         if store is None:
             return "dry run: this can work; nothing was written", 0
@@ -158,7 +172,7 @@ class Run:
                 self._report(phase="creating the store")
                 store = await asyncio.to_thread(self._create, dataset, info, golden)
         dataset = None  # it may be large, and the store has all of it
-        claims = await asyncio.to_thread(open_claims, store, self.id, options)
+        claims = await asyncio.to_thread(open_claims, store, self.id, options, self._say)
         try:
             await self._extract(store, claims)
         finally:
@@ -181,8 +195,8 @@ class Run:
     def _prepare(self) -> tuple[Store | None, TokenizedDataset | None]:
         """Open the store if it is there, and read the data if it is given."""
         options = self._options
-        self._report(store_real=os.path.realpath(options.store))
-        store = Store.open(options.store) if options.store.exists() else None
+        self._report(store_real=str(options.store.resolve()))
+        store = Store.open(options.store) if is_there(options.store) else None
         if store is None and not options.data.files:
             raise InputError(
                 f"{options.store} does not exist: give --data and --model to create it"
@@ -211,12 +225,13 @@ class Run:
     ) -> None:
         """Refuse a run that cannot work, with numbers."""
         layout, length, pending = self._plan(store, dataset, info)
-        budgets = self._spool_budgets()
+        budgets = spool_budgets(self._servers.read(), self._options.spool_budget_bytes)
         report = preflight(
             layout,
             length,
             pending,
-            space=free_space(self._options.store),
+            space=free_space(where_bytes_go(self._options)),
+            staged_shard_bytes=staged_shard_bytes(self._options),
             spool_budget_bytes=max(budgets, default=0),
             all_spools_bytes=sum(budgets),
             memory_bytes=self._options.memory_bytes,
@@ -239,20 +254,6 @@ class Run:
             raise InputError("a new store needs data")
         layout = layout_for(dataset.length, model_of(info), self._layout_options())
         return layout, dataset.length.astype(np.int32), np.ones(len(dataset), dtype=np.bool_)
-
-    def _spool_budgets(self) -> list[int]:
-        """Return the budget of each spool that is there, in bytes."""
-        addresses = self._servers.read()
-        budgets: list[tuple[str, int]] = []
-        for address in addresses:
-            host, wanted = address.memory_host, self._options.spool_budget_bytes
-            sharers = sum(one.memory_host == host for one in addresses)
-            promised = sum(budget for other, budget in budgets if other == host)
-            with suppress(SpoolError, OSError):  # its lane will say so
-                spool = SpoolView(address.spool)
-                budget = spool_budget(spool, wanted, sharers, promised_bytes=promised)
-                budgets.append((host, budget))
-        return [budget for _, budget in budgets]
 
     def _usual_ratio(self, store: Store | None) -> float:
         if store is not None:
@@ -309,6 +310,7 @@ class Run:
             tokenizer_hash=tokenizer_hash(model_dir) if model_dir else None,
             options=self._layout_options(),
             golden=golden,
+            stage=self._stage,
         )
 
     # --- extraction ---------------------------------------------------------------------------
@@ -316,7 +318,8 @@ class Run:
     async def _extract(self, store: Store, claims: Claims) -> None:
         work = open_work(store, claims, self._options, self._report)
         await asyncio.to_thread(work.prepare)
-        sink = self.sink = BlockSink(store, claims, self.id, len(os.sched_getaffinity(0)))
+        threads = len(os.sched_getaffinity(0))
+        sink = self.sink = BlockSink(store, claims, self.id, threads, self._stage)
         setting = Setting(
             store,
             self._options,
@@ -360,7 +363,7 @@ class Run:
             servers = pipeline.fleet.records()
             ended = end_record(record, result, pipeline.fleet.canary)
             ended = ended.model_copy(update={"servers": servers})
-            with suppress(OutputError):  # the disk has said so already
+            with suppress(OutputError, UnreachableError):  # it has been said already
                 await asyncio.to_thread(store.record_run, ended)
 
     # --- reports ------------------------------------------------------------------------------
@@ -384,13 +387,13 @@ class Run:
         failed = completion.failed[completion.failed > 0]
         complete = int(completion.complete.sum())
         if not failed.size:
-            return f"complete: all {complete} samples are in {store.path}", 0
+            return f"complete: all {complete} samples are in {store.location}", 0
         reasons = [
             f"{count} {store.spec.failure_label(int(reason))}"
             for reason, count in zip(*np.unique(failed, return_counts=True), strict=True)
         ]
         message = (
-            f"finished: {complete} samples are in {store.path}, {len(failed)} failed "
+            f"finished: {complete} samples are in {store.location}, {len(failed)} failed "
             f"({', '.join(reasons)}); --retry-failed asks for them again"
         )
         return message, 1

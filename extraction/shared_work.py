@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -32,11 +34,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LOOK_AGAIN_SECONDS = 3.0
+LOOK_EVERYWHERE_SECONDS = 60.0
 
 
-def open_claims(store: Store, run: str, options: ExtractOptions) -> Claims:
-    """Return the claims of a run, which has none yet."""
-    return Claims(store, run, take_over=options.take_over, worker=options.worker_text)
+def open_claims(
+    store: Store, run: str, options: ExtractOptions, say: Callable[[], bytes]
+) -> Claims:
+    """Return the claims of a run, which has none yet; `say` returns its status."""
+    return Claims(store, run, take_over=options.take_over, worker=options.worker_text, say=say)
 
 
 def open_work(
@@ -70,6 +75,7 @@ class SharedWork(Work):
         self._preferred: set[int] = set()
         self._elsewhere: dict[int, npt.NDArray[np.int64]] = {}
         """Pending samples by span, where the span is not ours, as it was at the last look."""
+        self._looked_everywhere_at = -math.inf
         self._untried: list[int] = []
         """Of these spans: those that were not tried since."""
         self._queue: deque[tuple[int, list[int]]] = deque()
@@ -155,8 +161,13 @@ class SharedWork(Work):
         fresh = False
         while True:
             while self._untried:
-                span = self._untried.pop(0)
-                if self._claims.try_to_take(span):
+                # Dumps of a server that has joined since the list was made come first, too.
+                span = next(
+                    (one for one in self._untried if one in self._preferred), self._untried[0]
+                )
+                self._untried.remove(span)
+                # First a look: others are kept out of a span while it is ours.
+                if len(self._pending(span)) and self._claims.try_to_take(span):
                     samples = self._pending(span)  # again, now that nobody else changes it
                     self._elsewhere.pop(span, None)
                     if len(samples):
@@ -168,13 +179,27 @@ class SharedWork(Work):
             fresh = True
 
     def _look(self) -> None:
-        """See what is pending, first where it was at the last look; at the end everywhere."""
-        self._elsewhere = self._pending_in(self._elsewhere)
+        """See what is pending, first where it was at the last look; now and then, and at the end, everywhere.
+
+        Others may take back what they had done, or retry what had failed.
+        """
+        now = time.monotonic()
+        due = now - self._looked_everywhere_at >= LOOK_EVERYWHERE_SECONDS
+        self._elsewhere = {} if due else self._pending_in(self._elsewhere)
         if not self._elsewhere:
-            self._elsewhere = self._pending_in(range(self._store.layout.spans))
+            self._elsewhere = self._pending_anywhere()
+            self._looked_everywhere_at = now
         self._untried = span_order(
             self._elsewhere, self._worker, self._workers, first=self._preferred
         )
+
+    def _pending_anywhere(self) -> dict[int, npt.NDArray[np.int64]]:
+        """Look at all spans together: an object store answers many requests at once."""
+        pending = np.flatnonzero(self._store.completion().pending)
+        spans = pending // self._span_samples
+        parts = np.split(pending, np.flatnonzero(np.diff(spans)) + 1)
+        by_span = {int(part[0]) // self._span_samples: part for part in parts if len(part)}
+        return {span: part for span, part in by_span.items() if span not in self._open}
 
     def _pending_in(self, spans: Iterable[int]) -> dict[int, npt.NDArray[np.int64]]:
         found = {span: self._pending(span) for span in spans if span not in self._open}

@@ -1,7 +1,7 @@
 """Collect how the runs on a store are doing, though its file system may hang.
 
 First what lies in shared memory; the store's own files, and the copies of other hosts beside it,
-are read by a child process with a deadline.
+are read by a child process with a deadline. Under a URL the signs of life of its runs are their copies.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from extraction.diagnosis.find import find_pages
 from extraction.diagnosis.last_seen import parse_copies, parse_report
 from extraction.page import read_page
 from extraction.status import RunStatus, WatchStatus, watch_path
-from hsstore.errors import HsstoreError
+from hsstore.errors import CorruptStoreError, HsstoreError
+from hsstore.location import RemotePath, absolute_text
 from hsstore.report import (
     RunReport,
     ServerReport,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from extraction.diagnosis.child import Tell
     from extraction.diagnosis.find import FoundPage
+    from hsstore.location import Location
 
 DEADLINE_SECONDS = 3.0
 SHOWN_COPIES = 5
@@ -44,23 +46,30 @@ class StatusReader:
 
     Parameters
     ----------
-    store : str
-        Absolute path, as the runs were given it.
+    store : Path or RemotePath
+        As the runs were given it.
     """
 
-    def __init__(self, store: str) -> None:
-        self._store = store
+    def __init__(self, store: Location) -> None:
+        self._location = store
+        self._store = absolute_text(store)
         self._hangs = ""
         self._real = ""
 
     def read(self) -> StatusReport:
-        """Look now. A file system that did not answer once is not asked again."""
+        """Look now. A file system that did not answer once is not asked again.
+
+        Raises
+        ------
+        UnreachableError, InputError
+            Of an object store.
+        """
         disk = self._ask_disk()
         self._real = disk.get("real", self._real)
         local = [_local(page) for page in find_pages().of(self._store, self._real)]
         known = {run.run for run in local}
         copies = [
-            _report(one.status, one.stall, "copy")
+            _report(one.status, one.stall, "copy", one.age_seconds)
             for one in parse_copies(disk.get("copies", []))
             if one.status.run not in known
         ]
@@ -77,6 +86,8 @@ class StatusReader:
         )
 
     def _ask_disk(self) -> dict[str, Any]:
+        if isinstance(self._location, RemotePath):
+            return _read_objects(self._location)
         if self._hangs:
             return {}
         child = Child(lambda tell: _read_disk(Path(self._store), tell))
@@ -90,7 +101,32 @@ class StatusReader:
 
 def _local(page: FoundPage) -> RunReport:
     source: Literal["live", "dead"] = "live" if page.held else "dead"
-    return _report(page.status, parse_report(read_page(watch_path(page.path))), source)
+    age = max(time.time() - page.status.updated_seconds, 0.0)
+    return _report(page.status, parse_report(read_page(watch_path(page.path))), source, age)
+
+
+def _read_objects(store: RemotePath) -> dict[str, Any]:
+    """Read the completion of a store under a URL, and the signs of life beside it.
+
+    Raises
+    ------
+    UnreachableError, InputError
+    """
+    from hsstore.claim_objects import read_signs  # noqa: PLC0415  # brings fsspec
+
+    copies = [
+        {
+            "status": sign.data.decode(errors="replace"),
+            "stall": "",
+            "written_seconds": sign.modified,
+        }
+        for sign in read_signs(store)
+    ]
+    found = {"real": str(store), "copies": copies}
+    try:
+        return found | _counts(store)
+    except CorruptStoreError as error:
+        return found | {"unread": str(error)}
 
 
 def _read_disk(store: Path, tell: Tell) -> dict[str, Any]:
@@ -99,17 +135,24 @@ def _read_disk(store: Path, tell: Tell) -> dict[str, Any]:
     found: dict[str, Any] = {"real": os.path.realpath(store), "copies": read_copies(store)}
     tell(f"reading {store}")
     try:
-        opened = Store.open(store)
-        spec, completion = opened.spec, opened.completion()
+        return found | _counts(store)
     except HsstoreError as error:
         return found | {"unread": str(error)}
+
+
+def _counts(store: Location) -> dict[str, Any]:
+    opened = Store.open(store)
+    spec, completion = opened.spec, opened.completion()
     complete, failed = int(completion.complete.sum()), int((completion.failed > 0).sum())
     counts = {"samples": len(completion.complete), "complete": complete, "failed": failed}
-    return found | counts | {"tokens": spec.dataset.tokens}
+    return counts | {"tokens": spec.dataset.tokens}
 
 
 def _report(
-    status: RunStatus, watch: WatchStatus | None, source: Literal["live", "dead", "copy"]
+    status: RunStatus,
+    watch: WatchStatus | None,
+    source: Literal["live", "dead", "copy"],
+    age_seconds: float,
 ) -> RunReport:
     now = time.time()
     complete = status.complete + status.complete_now
@@ -120,7 +163,7 @@ def _report(
     return RunReport(
         run=status.run,
         source=source,
-        age_seconds=max(now - status.updated_seconds, 0.0),
+        age_seconds=age_seconds,
         worker=status.worker,
         host=status.host,
         pid=status.worker_pid,

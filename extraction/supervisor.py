@@ -15,6 +15,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from extraction.metrics import MetricsServer, Vitals
@@ -27,10 +28,10 @@ from extraction.watchdog.start import KILL_SECONDS, Start
 from extraction.watchdog.voice import Voice, never_read_sources
 from extraction.watchdog.watchdog import LONGEST_PAUSE_SECONDS, Watchdog
 from hsstore.errors import HsstoreError, InterruptedRunError
+from hsstore.location import absolute_text
 
 if TYPE_CHECKING:
     import subprocess
-    from pathlib import Path
     from types import FrameType
     from typing import BinaryIO
 
@@ -91,11 +92,13 @@ class _Waiting:
 def supervise(options: ExtractOptions) -> int:
     """Run the worker to its end and return the exit code of the command."""
     ignore_stack_signal()
-    store = os.path.abspath(options.store)  # noqa: PTH100  # as given, touching nothing
+    store = absolute_text(options.store)
     pages = RunPages.create(run_directory(), store)
     supervisor = voice = None
     try:
-        voice = Voice(None if options.dry_run else _copies(pages, store))
+        # Under a URL nothing is written but the store, and its claims.
+        beside = isinstance(options.store, Path) and not options.dry_run
+        voice = Voice(_copies(pages, store) if beside else None)
         supervisor = _Supervisor(options, store, pages, voice)
         code = supervisor.run()
     except HsstoreError:

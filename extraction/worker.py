@@ -28,6 +28,7 @@ from extraction.run import Run
 from extraction.stages import disk_states, oldest_quick_operation
 from extraction.status import AT_RISK_SAMPLES, DETAIL_CHARACTERS, RunStatus, StatusPage, stacks_path
 from hsstore.errors import HsstoreError, InterruptedRunError
+from hsstore.location import absolute_text
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class Worker:
     def __init__(self, options: ExtractOptions, page: StatusPage) -> None:
         self._options = options
         self._page = page
-        self._run = Run(options, self._update)
+        self._run = Run(options, self._update, lambda: self._status.model_dump_json().encode())
         self._pulse = Pulse()
         self._tokens, self._bytes = RateMeter(), RateMeter()
         self._errors = _LastErrors()
@@ -200,7 +201,7 @@ def _first_status(run: str, options: ExtractOptions) -> RunStatus:
         updated_seconds=now,
         started_seconds=now,
         progress_seconds=now,
-        store=os.path.abspath(options.store),  # noqa: PTH100  # as given: links are not followed
+        store=absolute_text(options.store),
         spool=str(first.spool) if first else "",
         server=first.url if first else "",
         host=socket.gethostname(),

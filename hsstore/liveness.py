@@ -14,7 +14,6 @@ import os
 import threading
 import time
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,15 +58,6 @@ class Beat:
             self._renew()
 
 
-@dataclass(frozen=True, slots=True)
-class _Sign:
-    """The last sign of life of a run, as one that listens knows it. By the clocks of the two hosts."""
-
-    renewed_seconds: float
-    since_seconds: float
-    looked_seconds: float
-
-
 class Others:
     """What one run can tell of the life of others.
 
@@ -83,7 +73,8 @@ class Others:
         self._place = place
         self._me = me
         self._take_over = take_over
-        self._signs: dict[str, _Sign] = {}
+        self._silent: dict[str, float] = {}
+        """Runs that were listened to in vain, with their last sign."""
         self._ended = threading.Event()
 
     def end(self) -> None:
@@ -97,7 +88,7 @@ class Others:
         Parameters
         ----------
         patient : bool
-            Where it may be taken over, wait until it has been silent for long enough.
+            Where it may be taken over, wait until it has been silent for long enough; else only listen to one that has.
 
         Raises
         ------
@@ -148,39 +139,29 @@ class Others:
         return f"Its last sign of life came {silent:.0f} s ago, by {self._place.clock}"
 
     def _is_silent(self, owner: Claim, *, patient: bool) -> bool:
-        """Say whether a run was silent for long, also while we listened.
+        """Say whether a run was silent for long, and stays so while we listen.
 
         A file server that did not answer for a while has silenced all: who lives is heard soon after.
         """
-        silent = self._silence_now(owner)
-        if patient and not silent:
-            log.info("taking over from %s, if it is silent for %.0f s", owner.who, SILENT_SECONDS)
-        before = self._signs[owner.run]
-        while (
-            patient
-            and not silent
-            and self._signs[owner.run].renewed_seconds == before.renewed_seconds
-        ):
-            if self._ended.wait(LISTEN_SECONDS):
-                break
-            tick()
-            silent = self._silence_now(owner)
-        return silent
-
-    def _silence_now(self, owner: Claim) -> bool:
         renewed, now = self._place.last_signs(owner)
-        looked = time.monotonic()
-        known = self._signs.get(owner.run)
-        since = looked
-        # Who looks again only after a while has not listened: perhaps nobody was answered meanwhile.
-        if (
-            known
-            and known.renewed_seconds == renewed
-            and looked - known.looked_seconds < BEAT_SECONDS
-        ):
-            since = known.since_seconds
-        self._signs[owner.run] = _Sign(renewed, since, looked)
-        return now - renewed >= SILENT_SECONDS and looked - since >= 2 * BEAT_SECONDS
+        if self._silent.get(owner.run) == renewed:
+            return True
+        if not patient and now - renewed < SILENT_SECONDS:
+            return False
+        log.info("taking over from %s, if it is silent for %.0f s", owner.who, SILENT_SECONDS)
+        since = looked = time.monotonic()
+        while now - renewed < SILENT_SECONDS or looked - since < 2 * BEAT_SECONDS:
+            if self._ended.wait(LISTEN_SECONDS):
+                return False
+            tick()
+            last, now = self._place.last_signs(owner)
+            if last != renewed:
+                return False
+            before, looked = looked, time.monotonic()
+            if looked - before > BEAT_SECONDS:  # nobody was answered meanwhile
+                since = looked
+        self._silent[owner.run] = renewed
+        return True
 
 
 def began_ticks(pid: int) -> int:

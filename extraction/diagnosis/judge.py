@@ -69,6 +69,14 @@ def _output_blocked(case: Case) -> Finding | None:
     why = case.blocked_by()
     if why is None:
         return None
+    call = case.late_disk_call
+    if call is not None and "://" in call.detail:
+        return Finding(
+            Verdict.OUTPUT_BLOCKED,
+            f"the object store is slow, or does not answer: {why}",
+            f"see whether {case.store} can be reached from here, and what its provider or its log says. The run "
+            "goes on by itself when it answers, and ends with 75 when one request has failed nine times",
+        )
     where = case.output_mount or case.store
     advice = (
         f"look at {where}: the kernel's log (dmesg), the storage server, a freeze or a snapshot. "

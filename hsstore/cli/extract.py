@@ -24,11 +24,11 @@ from hsstore.cli.options import (
     ShardRows,
     SkipBad,
     SpanSamples,
+    StoreLocation,
     TooLong,
     TrainOn,
     TrustRemoteCode,
     data_options,
-    local_path,
     server_addresses,
     worker_number,
 )
@@ -38,14 +38,7 @@ ModelDir = Annotated[Path | None, typer.Option("--model", help="The model's dire
 
 @app.command()
 def extract(
-    store: Annotated[
-        Path,
-        typer.Argument(
-            metavar="STORE",
-            parser=local_path("extract writes"),
-            help="The store, such as states.zarr.",
-        ),
-    ],
+    store: StoreLocation,
     server: Annotated[
         list[str] | None,
         typer.Option(
@@ -89,6 +82,12 @@ def extract(
         ),
     ] = None,
     memory_gb: MemoryGb = 2.0,
+    stage: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory for what is on its way to an object store [default: that of TMPDIR]."
+        ),
+    ] = None,
     max_in_flight: Annotated[int, typer.Option(help="Requests at once, to each server.")] = 32,
     max_failures: Annotated[
         float, typer.Option(help="Share of the samples that may fail before the run stops.")
@@ -141,7 +140,8 @@ def extract(
     """Create STORE from --data if it is new, then fill it from servers; run again to resume.
 
     Exit codes: 0 complete; 1 finished, some samples failed; 2 wrong input; 3 refused (another
-    model, data or owner); 74 output error; 75 stalled or interrupted, run again to continue.
+    model, data or owner); 74 output error; 75 stalled, interrupted, or no answer of an object store: run
+    again to continue.
     """
     from extraction.options import ExtractOptions
     from extraction.supervisor import supervise
@@ -149,6 +149,7 @@ def extract(
     servers = server_addresses(server, spool, servers_file)
     options = ExtractOptions(
         store=store,
+        stage=stage.absolute() if stage else None,
         **servers,
         api_key_file=api_key_file,
         ca_cert=ca_cert,

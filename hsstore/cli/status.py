@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from hsstore.cli.app import app
-from hsstore.cli.options import AsJson, local_path
+from hsstore.cli.options import AsJson, StoreLocation
 from hsstore.errors import InputError, OutputError
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ FRESH_SECONDS = 5.0
 
 @app.command()
 def status(
-    store: Annotated[Path, typer.Argument(metavar="STORE", parser=local_path("status reads"))],
+    store: StoreLocation,
     *,
     watch: Annotated[
         bool, typer.Option("--watch", help="Show it again and again; with --json a line each.")
@@ -36,13 +35,11 @@ def status(
     """Show the runs on a store: progress, rates, stages, last errors, last stall.
 
     Answers also while the store's file system hangs. Runs of other hosts are shown from the copies
-    beside the store, with their age.
+    beside the store, with their age; under a URL these are the signs of life that runs at work put there.
     """
-    import os
-
     from extraction.status_report import StatusReader
 
-    reader = StatusReader(os.path.abspath(store))  # noqa: PTH100  # touches nothing
+    reader = StatusReader(store)
     if watch and json:
         _print_lines(reader.read)
     if watch:

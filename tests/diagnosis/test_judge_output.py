@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from extraction.diagnosis.evidence import (
+    OutputEvidence,
     ThreadEvidence,
 )
 from hsstore.verdict import Verdict
@@ -75,6 +76,16 @@ CASES: list[Given] = [
         ),
         Verdict.OUTPUT_BLOCKED,
         "fsync of /data/s.zarr/c.1",
+    ),
+    (
+        "a request for an object that has no answer",
+        replace(
+            QUIET,
+            status=status(stages=(stage("disk:write", "s3://b/s.zarr/complete/c.1"),)),
+            output=OutputEvidence("s3://b/s.zarr"),
+        ),
+        Verdict.OUTPUT_BLOCKED,
+        "the object store is slow, or does not answer: write of s3://b/s.zarr/complete/c.1",
     ),
     (
         "nothing but the probe",

@@ -18,6 +18,8 @@ from tests.extraction.running import SMALL
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from hsstore.location import Location
+
 
 _FORKS = """
 import asyncio, json, logging, os, sys
@@ -101,7 +103,9 @@ class Forks:
         self._directory = directory
         self._all: list[Fork] = []
 
-    def start(self, store: Path, server: Serving, data: Path | None = None, **options: Any) -> Fork:
+    def start(
+        self, store: Location, server: Serving, data: Path | None = None, **options: Any
+    ) -> Fork:
         """Start a run, as `run_here` would run it here."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None

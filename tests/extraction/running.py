@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from extraction.status import RunStatus
+    from hsstore.location import Location
 
 SMALL = {"chunk_rows": 16, "shard_rows": 512, "span_samples": 25}
 """So small that a few dozen samples fill many blocks and several spans."""
@@ -47,7 +48,7 @@ class _Log(logging.Handler):
 
 
 async def run_here(
-    store: Path, url: str, spool: Path, data: Path | None = None, **options: Any
+    store: Location, url: str, spool: Path, data: Path | None = None, **options: Any
 ) -> Outcome:
     """Run to the end; fails when asyncio complains of a task, a future or a callback."""
     complaints: list[dict[str, Any]] = []

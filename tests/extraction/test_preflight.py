@@ -103,3 +103,15 @@ def test_a_file_system_without_inodes_is_a_problem() -> None:
 
 def test_space_is_that_of_the_place_where_the_store_will_be(tmp_path: Path) -> None:
     assert free_space(tmp_path / "not" / "there" / "yet").free_bytes > 0
+
+
+def test_before_an_object_store_only_what_is_on_its_way_needs_room_here() -> None:
+    full = Space(1 << 20, 1)
+    report = check(space=full, staged_shard_bytes=1024)
+    report.refuse_problems()
+    cramped = check(space=Space(100, 1), staged_shard_bytes=1)
+
+    assert report.bytes_free == 1 << 20
+    assert "name another directory with --stage" in cramped.problems[0]
+    with pytest.raises(RefusedError, match="more, and at least"):
+        check(space=Space(100, 1)).refuse_problems()

@@ -18,14 +18,17 @@ from typer.testing import CliRunner
 import extraction.peers
 import extraction.shared_work
 import hsstore.cli  # noqa: F401  # registers the commands
+from extraction.options import ExtractOptions
+from extraction.shared_work import SharedWork
 from extraction.status import RunStatus, StatusPage
 from hsstore import liveness
+from hsstore.claims import Claims
 from hsstore.cli.app import app
 from hsstore.create import LayoutOptions
 from hsstore.errors import RefusedError
 from hsstore.store import Store
 from hsstore.testing.invariants import check_same_data
-from hsstore.testing.stores import SMALL_LAYOUT, make_store
+from hsstore.testing.stores import SMALL_LAYOUT, commit_block, make_store
 from tests.extraction.fake_model import Fault
 from tests.extraction.fake_server import FakeServer, serve_fake
 from tests.extraction.forks import Fork, Forks, forks
@@ -245,6 +248,8 @@ async def test_a_worker_of_another_host_that_may_be_dead_is_waited_for_and_taken
         (extraction.peers, "SAY_SECONDS", 0.2),
         (extraction.peers, "SILENT_SECONDS", 1.0),
         (liveness, "SILENT_SECONDS", 1.0),
+        (liveness, "BEAT_SECONDS", 1.0),
+        (liveness, "LISTEN_SECONDS", 0.1),
         (extraction.shared_work, "LOOK_AGAIN_SECONDS", 0.1),
     ):
         monkeypatch.setattr(module, name, value)
@@ -326,3 +331,22 @@ async def waiting_for_others(directory: Path) -> RunStatus:
                 if status is not None and status.phase == WAITS and status.message:
                     return status
             await asyncio.sleep(0.02)
+
+
+async def test_spans_whose_dumps_are_found_later_come_first_and_what_others_finished_is_not_claimed(
+    store: Path,
+) -> None:
+    made = make_store(store, [4] * 20)  # spans of two blocks, and one of one
+    options = ExtractOptions(store=store, worker=(0, 1))
+    with Claims(made, "me", worker="0/1") as claims:
+        work = SharedWork(made, claims, options, lambda **_: None)
+        work.prepare()
+        begun = [await work.next()]
+        for block in (2, 3):
+            commit_block(made, block, made.layout.block(block).samples)
+        work.prefer([18])
+        begun += [await work.next() for _ in range(4)]
+        claimed = left_claims(store)
+
+    assert [block for block, _ in filter(None, begun)] == [0, 1, 6, 4, 5]
+    assert claimed == ["0", "2", "3", "worker-0-of-1"]

@@ -48,14 +48,15 @@ def test_workers_are_listed_and_added_up_and_those_that_have_ended_do_not_count(
     store.runs_path.mkdir()
     for number in range(1, WORKERS):
         copy = store.runs_path / f"{number:012x}.status.json"
-        copy.write_text(of_worker(number).model_dump_json())
+        behind = time.time() - 1000 * number  # that host's clock; the copy's age is the file's
+        copy.write_text(of_worker(number, updated_seconds=behind).model_dump_json())
     for number in range(20, 20 + 2 * SHOWN_COPIES):
         copy = store.runs_path / f"{number:012x}.status.json"
         copy.write_text(of_worker(number, exit_code=0, phase="ended").model_dump_json())
     pages = RunPages.create(run_directory(), str(store.path))
     try:
         pages.status.write(of_worker(0, phase="waiting for other workers", store=str(store.path)))
-        report = StatusReader(str(store.path)).read()
+        report = StatusReader(store.path).read()
         result = CliRunner().invoke(app, ["status", str(store.path)])
     finally:
         pages.remove()

@@ -1,0 +1,65 @@
+"""Where a run's store is, or its bytes on their way there: a directory, or a stage before an object store."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hsstore.location import RemotePath
+from hsstore.stage import Stage, stage_parent
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from extraction.options import ExtractOptions
+    from hsstore.location import Location
+
+
+def is_there(store: Location) -> bool:
+    """Say whether there is anything of this name; a URL is there when it has a `zarr.json`.
+
+    Raises
+    ------
+    UnreachableError, InputError
+    """
+    if isinstance(store, Path):
+        return store.exists()
+    try:
+        (store / "zarr.json").get(0, 1)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+@asynccontextmanager
+async def open_stage(options: ExtractOptions, run: str) -> AsyncIterator[Path | None]:
+    """Give the stage of a run; None where its store is a directory.
+
+    Raises
+    ------
+    OutputError
+    """
+    if isinstance(options.store, Path) or options.dry_run:
+        yield None
+        return
+    stage = await asyncio.to_thread(Stage, options.stage, run)
+    try:
+        yield stage.path
+    finally:
+        await asyncio.to_thread(stage.close)
+
+
+def where_bytes_go(options: ExtractOptions) -> Path:
+    """Return where this machine needs room."""
+    return options.store if isinstance(options.store, Path) else stage_parent(options.stage)
+
+
+def staged_shard_bytes(options: ExtractOptions) -> int | None:
+    """Return how much of an open shard is in the stage at most; None where there is no stage."""
+    if not isinstance(options.store, RemotePath):
+        return None
+    from hsstore.objects.write import PART_BYTES  # noqa: PLC0415  # brings fsspec
+
+    return PART_BYTES

@@ -1,0 +1,185 @@
+"""`hsstore extract` into a bucket: the store of a run onto a disk, whatever happens on the way."""
+# ruff: noqa: ASYNC110  # what is waited for has no event; nothing blocks
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.testing import CliRunner
+
+import hsstore.cli  # noqa: F401  # registers the commands
+from extraction.status import RunStatus
+from hsstore.claims import Claims
+from hsstore.cli.app import app
+from hsstore.location import RemotePath
+from hsstore.objects.write import find_uploads
+from hsstore.stage import PREFIX, Stage
+from hsstore.store import Store
+from hsstore.testing.invariants import check_same_data, complete_samples
+from hsstore.verify import VerifyOptions, verify_store
+from tests.extraction.fake_server import serve_fake
+from tests.extraction.forks import forks
+from tests.extraction.running import run_here
+from tests.extraction.tiny import make_lengths, write_data
+from tests.objects.s3 import NAMES, SECRET
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.extraction.fake_server import FakeServer
+    from tests.extraction.forks import Fork, Forks
+    from tests.objects.s3 import S3
+
+SAMPLES = 24
+SIZES = {"chunk_rows": 8, "shard_rows": 64, "span_samples": 6}
+"""So small that these samples fill four spans and a dozen shards."""
+PATIENCE_SECONDS = 240
+KILLS = 3
+
+
+class Place:
+    """A server and where its spool is."""
+
+    def __init__(self, fake: FakeServer, spool: Path) -> None:
+        self.url, self.spool = fake.url, spool
+
+
+@pytest.fixture
+def data(directory: Path) -> Path:
+    """Give samples of 1 to 20 tokens."""
+    return write_data(directory / "data.jsonl", make_lengths(SAMPLES, longest=20))
+
+
+@pytest.fixture
+def url() -> RemotePath:
+    """Give a URL where nothing is."""
+    return RemotePath(f"s3://states/{next(NAMES)}/s.zarr")
+
+
+@pytest.fixture
+def starter(s3: S3, directory: Path) -> Iterator[Forks]:
+    """Give a process that starts runs, with the credentials in its environment."""
+    del s3
+    with forks(directory) as found:
+        yield found
+        found.kill_all()
+
+
+def left_over(url: RemotePath) -> list[str]:
+    """Return the claims and the uploads that are still there."""
+    claims = RemotePath(f"{url}.runs/claims").find()
+    uploads = [upload.url for upload in find_uploads(str(url))]
+    return [name for name, size in claims.items() if size and not name.endswith(".beat")] + uploads
+
+
+async def test_a_run_that_loses_the_store_goes_on_where_it_was_and_makes_what_one_onto_a_disk_makes(
+    s3: S3, url: RemotePath, directory: Path, data: Path
+) -> None:
+    local, spool, stage = directory / "local.zarr", directory / "spool", directory / "stage"
+    options = SIZES | {"stage": stage}
+    async with serve_fake(spool, SAMPLES) as fake:
+        await run_here(local, fake.url, spool, data, **SIZES)
+        s3.fail("reset", r"PUT .*s\.zarr/complete/c\.2", times=10_000)
+        away = await run_here(url, fake.url, spool, data, **options)
+        committed = complete_samples(Store.open(url))
+        s3.fail("", "", times=0)
+        s3.requests()
+        done = await run_here(url, fake.url, spool, **options)
+        written = [
+            one["path"].rpartition("s.zarr/")[2]
+            for one in s3.requests()
+            if one["method"] == "PUT" and "/s.zarr/" in one["path"] and not one["query"]
+        ]
+        filled = await run_here(url, fake.url, spool, **options)
+
+    assert away.code == 75, away.message
+    assert away.message.startswith(f"cannot write {url}/complete/c.2: ")
+    assert len(committed) < SAMPLES
+    assert (done.code, done.message) == (0, f"complete: all {SAMPLES} samples are in {url}")
+    assert filled.code == 0
+    check_same_data(Store.open(local), Store.open(url))
+    assert verify_store(url, VerifyOptions()).ok
+    assert written.index("digest/c.2") < written.index("complete/c.2")
+    assert left_over(url) == []
+    assert list(stage.iterdir()) == []
+    names = list(url.parent.find())
+    assert f"{url.name}/zarr.json" in names
+    assert not [name for name in names if SECRET.encode() in (url.parent / name).read_bytes()]
+
+
+async def test_workers_that_are_killed_while_they_write_leave_no_bit_without_states_and_are_replaced(
+    s3: S3, url: RemotePath, directory: Path, data: Path, starter: Forks
+) -> None:
+    local, spool = directory / "local.zarr", directory / "spool"
+    options = SIZES | {"stage": directory / "stage", "max_in_flight": 4}
+    async with serve_fake(spool, SAMPLES) as fake, serve_fake(directory / "two", SAMPLES) as two:
+        await run_here(local, fake.url, spool, data, **SIZES)
+        expected = Store.open(local).completion().digest
+        places = Place(fake, spool), Place(two, directory / "two")
+
+        def start(number: int, workers: int) -> Fork:
+            return starter.start(url, places[number], data, worker=(number, workers), **options)
+
+        for kill in range(KILLS):
+            run = start(kill % 2, 2)
+            what = r"(PUT|POST) .*s\.zarr/(hidden_states|digest|complete)/"
+            s3.fail("kill", what, later=2 + 3 * kill, pid=run.pid)
+            await gone(run)
+            if any(name == "zarr.json" for name in url.find()):
+                store = Store.open(url)
+                for sample in complete_samples(store):
+                    assert store.completion().digest[sample] == expected[sample]
+                    store.states(sample)
+        s3.fail("", "", times=0)
+        runs = [start(0, 3), start(1, 3)]
+        for run in runs:
+            await gone(run)
+
+    assert [run.ended() for run in runs] == [
+        (0, f"complete: all {SAMPLES} samples are in {url}")
+    ] * 2
+    check_same_data(Store.open(local), Store.open(url))
+    assert verify_store(url, VerifyOptions()).ok
+    assert left_over(url) == []
+    assert list((directory / "stage").iterdir()) == []
+
+
+async def gone(run: Fork) -> None:
+    """Wait until a run has ended, or was killed."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while run.alive:
+            await asyncio.sleep(0.02)
+
+
+def test_status_shows_the_runs_at_work_by_their_signs_of_life(s3: S3, mixed: Path) -> None:
+    store = Store.open(s3.upload(mixed))
+    said = RunStatus(run="0123456789ab", worker="1/2", phase="extracting", host="node7", samples=9)
+    with Claims(store, said.run, worker="1/2", say=said.model_dump_json().encode):
+        shown = CliRunner().invoke(app, ["status", str(store.location), "--json"])
+    after = CliRunner().invoke(app, ["status", str(store.location)])
+    nothing = CliRunner().invoke(app, ["status", "s3://states/none.zarr"])
+
+    (run,) = json.loads(shown.stdout)["runs"]
+    assert (run["run"], run["host"], run["source"]) == (said.run, "node7", "copy")
+    assert run["age_seconds"] < PATIENCE_SECONDS
+    assert "no run is going on here" in after.stdout
+    assert f"of {len(store):,} samples complete" in after.stdout
+    assert (nothing.exit_code, "no hsstore store is there" in nothing.stderr) == (2, True)
+
+
+def test_the_stage_of_a_run_is_removed_by_it_or_by_the_next_one_when_it_is_dead(
+    directory: Path,
+) -> None:
+    dead = directory / f"{PREFIX}dead"
+    dead.mkdir()
+    (dead / "lock").touch()
+    (dead / "plan").write_bytes(b"left")
+    with Stage(directory, "one") as one, Stage(directory, "two") as two:
+        both = sorted(directory.iterdir())
+
+    assert both == [one.path, two.path]
+    assert list(directory.iterdir()) == []

@@ -236,6 +236,8 @@ def main() -> None:
         return
     _register_stacks(stacks_path(Path(sys.argv[1])))
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    for package in ("aiobotocore", "botocore"):  # where they found credentials
+        logging.getLogger(package).setLevel(logging.WARNING)
     options = ExtractOptions.model_validate_json(sys.stdin.read())
     asyncio.run(_run_and_exit(options, StatusPage(Path(sys.argv[1]))))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from typer.testing import CliRunner
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tests.objects.s3 import S3
 
 SAMPLES = 24
-SIZES = {"chunk_rows": 8, "shard_rows": 64, "span_samples": 6}
+SIZES: dict[str, Any] = {"chunk_rows": 8, "shard_rows": 64, "span_samples": 6}
 """So small that these samples fill four spans and a dozen shards."""
 PATIENCE_SECONDS = 240
 KILLS = 3
@@ -80,7 +80,7 @@ async def test_a_run_that_loses_the_store_goes_on_where_it_was_and_makes_what_on
     s3: S3, url: RemotePath, directory: Path, data: Path
 ) -> None:
     local, spool, stage = directory / "local.zarr", directory / "spool", directory / "stage"
-    options = SIZES | {"stage": stage}
+    options: dict[str, Any] = SIZES | {"stage": stage}
     async with serve_fake(spool, SAMPLES) as fake:
         await run_here(local, fake.url, spool, data, **SIZES)
         s3.fail("reset", r"PUT .*s\.zarr/complete/c\.2", times=10_000)
@@ -115,7 +115,7 @@ async def test_workers_that_are_killed_while_they_write_leave_no_bit_without_sta
     s3: S3, url: RemotePath, directory: Path, data: Path, starter: Forks
 ) -> None:
     local, spool = directory / "local.zarr", directory / "spool"
-    options = SIZES | {"stage": directory / "stage", "max_in_flight": 4}
+    options: dict[str, Any] = SIZES | {"stage": directory / "stage", "max_in_flight": 4}
     async with serve_fake(spool, SAMPLES) as fake, serve_fake(directory / "two", SAMPLES) as two:
         await run_here(local, fake.url, spool, data, **SIZES)
         expected = Store.open(local).completion().digest

@@ -38,7 +38,7 @@ SAMPLES = 24
 SIZES: dict[str, Any] = {"chunk_rows": 8, "shard_rows": 64, "span_samples": 6}
 """So small that these samples fill four spans and a dozen shards."""
 PATIENCE_SECONDS = 240
-KILLS = 3
+KILLS = 2
 
 
 class Place:

@@ -6,6 +6,7 @@ metadata, since answers get lost: an ETag does not tell whose an object is.
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -13,12 +14,14 @@ from botocore.exceptions import ClientError
 from typing_extensions import override
 
 from hsstore.objects.puts import ABSENT, ConflictError, Part, Put, Stat, UploadId, WritableBackend
-from hsstore.objects.s3 import S3Backend, error_code, error_status, split
+from hsstore.objects.s3 import READ_SECONDS, S3Backend, error_code, error_status, split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TOKEN = "hsstore-put"  # noqa: S105  # the name of a field
+SLOWEST_SENT_BYTES = 128 << 10
+"""A second, on top of READ_SECONDS: several parts share a line, so each may be slower than what is read."""
 _OTHERWISE = frozenset({"PreconditionFailed", "NoSuchKey", "NoSuchUpload"})
 """Codes of a condition that is not met: the object is another one, or gone, or the upload is."""
 
@@ -31,14 +34,15 @@ class S3Store(S3Backend, WritableBackend):
         bucket, key = split(put.url)
         client = await self._client(bucket)
         with _conflicts(put.url):
-            done = await client.put_object(
-                Bucket=bucket,
-                Key=key,
-                Body=put.data,
-                ChecksumCRC32C=checksum,
-                Metadata={TOKEN: token},
-                **_condition(put.replaces),
-            )
+            async with _in_time(put.data):
+                done = await client.put_object(
+                    Bucket=bucket,
+                    Key=key,
+                    Body=put.data,
+                    ChecksumCRC32C=checksum,
+                    Metadata={TOKEN: token},
+                    **_condition(put.replaces),
+                )
         return str(done["ETag"])
 
     @override
@@ -74,14 +78,15 @@ class S3Store(S3Backend, WritableBackend):
         bucket, key = split(upload.url)
         client = await self._client(bucket)
         with _conflicts(upload.url):
-            done = await client.upload_part(
-                Bucket=bucket,
-                Key=key,
-                UploadId=upload.id,
-                PartNumber=number,
-                Body=data,
-                ChecksumCRC32C=checksum,
-            )
+            async with _in_time(data):
+                done = await client.upload_part(
+                    Bucket=bucket,
+                    Key=key,
+                    UploadId=upload.id,
+                    PartNumber=number,
+                    Body=data,
+                    ChecksumCRC32C=checksum,
+                )
         return Part(number, done["ETag"], checksum)
 
     @override
@@ -126,6 +131,11 @@ class S3Store(S3Backend, WritableBackend):
         if not page.get("IsTruncated"):
             return found, ""
         return found, f"{page['NextKeyMarker']} {page['NextUploadIdMarker']}"
+
+
+def _in_time(body: bytes) -> asyncio.Timeout:
+    """Give an attempt up that takes too long: aiohttp counts no silence before all of a body is sent."""
+    return asyncio.timeout(READ_SECONDS + len(body) / SLOWEST_SENT_BYTES)
 
 
 def _condition(replaces: str) -> dict[str, str]:

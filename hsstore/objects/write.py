@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from hsstore.activity import Kind
 
 PART_BYTES = 16 << 20
-"""Of each part but the last; S3 wants 5 MiB at least. On a slow line one must be through in a minute."""
+"""Of each part but the last; S3 wants 5 MiB at least. On a slow line one must be through in three minutes."""
 PARTS_AT_ONCE = 8
 """Parts of this process that are in memory and under way."""
 MOST_PARTS = 10_000

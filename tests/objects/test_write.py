@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -175,6 +176,25 @@ def test_an_error_inside_an_answer_of_success_is_one(s3: S3) -> None:
     url = f"s3://states/{next(NAMES)}/x"
     s3.fail(200, "POST .*uploadId=", times=2)
     upload_parts(url)
+    assert content(url) == b"new"
+
+
+@pytest.mark.parametrize("name", ["put", "part"])
+def test_what_nobody_takes_is_given_up_and_sent_again(
+    s3: S3, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("hsstore.objects.s3_write.READ_SECONDS", 1)
+    url = f"s3://states/{next(NAMES)}/x"
+    do, where = PUTS[name]
+    s3.fail("delay", where, times=1, seconds=4)
+    s3.requests()
+
+    do(url)
+
+    sent = [
+        one for one in s3.requests() if re.search(where, "{method} {path}?{query}".format(**one))
+    ]
+    assert len(sent) > (2 if name == "put" else 1)
     assert content(url) == b"new"
 
 

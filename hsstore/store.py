@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 from hsstore.arrays import Arrays
 from hsstore.codec import DEFAULT_CODEC, ChunkCodec, codec_metadata, parse_codec
 from hsstore.dtype import bits_dtype, native_dtype
-from hsstore.errors import CorruptStoreError, NotExtractedError, RefusedError
+from hsstore.errors import CorruptStoreError, HsstoreError, NotExtractedError, RefusedError
 from hsstore.index import SampleIndex, as_text
 from hsstore.layout import plan_layout
 from hsstore.location import RemotePath, locate, require_local
@@ -323,7 +324,7 @@ class Store:
             check_claim()
             state = Span(self.location, writer.block.span, size)
             refuse_to_lose(writer, state)
-            writer.publish()
+            published = writer.publish()
             for sample, digest in digests.items():
                 state.digest[sample - state.first] = digest
                 state.complete[sample - state.first] = True
@@ -336,7 +337,9 @@ class Store:
                 state.write("complete")
             except RefusedError:
                 if isinstance(self.location, RemotePath):
-                    withdraw_lost(writer, Span(self.location, writer.block.span, size))
+                    with suppress(HsstoreError):  # the error that ends the run must not be hidden
+                        span = Span(self.location, writer.block.span, size)
+                        withdraw_lost(writer, span, published)
                 raise
         return set(digests)
 

@@ -261,6 +261,25 @@ def test_bits_that_come_late_for_a_shard_that_was_replaced_are_taken_back(url: R
     check_set_bits_read_back(store)
 
 
+def test_who_was_taken_over_withdraws_nothing_of_what_his_heir_has_done() -> None:
+    url = new_url("memory")
+    store = make_store(url, LENGTHS)
+    looks = count()
+
+    def hang() -> None:
+        if next(looks) == 1:  # between the shard and the bits
+            commit_block(Store.open(url), 0, [0, 1])
+            raise RefusedError("taken over")
+
+    with ThreadPoolExecutor(1) as encoders:
+        writer = start_block(store, 0, [0], encoders, "late")
+        with pytest.raises(RefusedError, match="taken over"):
+            store.commit(writer, {}, hang)
+
+    assert complete_samples(store) == {0, 1}
+    check_set_bits_read_back(store)
+
+
 @pytest.mark.parametrize("where", ["PUT .*/complete/c", "POST .*uploadId", "PUT .*/digest/c"])
 def test_what_a_dead_run_sent_and_comes_late_changes_nothing(s3: S3, where: str) -> None:
     url = new_url()

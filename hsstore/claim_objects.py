@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import time
 from contextlib import contextmanager, suppress
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ from hsstore.errors import HsstoreError, InputError, RefusedError
 from hsstore.liveness import Beat, began_ticks, process_lives
 from hsstore.objects import Answer, Request, read_many
 from hsstore.objects.puts import ABSENT, ConflictError, Put
-from hsstore.objects.write import abort, find_uploads, head, put, put_many
+from hsstore.objects.write import Upload, abort, find_uploads, head, put, put_many
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -207,12 +208,29 @@ class ClaimObjects(ClaimPlace):
 
     def _refuse_what_ignores_conditions(self) -> None:
         for condition, replaces in (("If-None-Match", ABSENT), ("If-Match", _NO_SUCH_VERSION)):
-            with suppress(ConflictError):
-                put(self._sign, self.me.text(), replaces=replaces)
-                raise InputError(
-                    f"{self._store}: this object store ignores conditions of a put ({condition}), so two runs could "
-                    "write over each other: write to a disk, and copy the store"
+            attempt = partial(put, self._sign, self.me.text(), replaces=replaces)
+            self._refuse_unless_conflict(attempt, f"of a put ({condition})")
+            upload = Upload(self._sign, replaces=replaces)
+            upload.part(self.me.text)
+            sent = upload.finish()
+            try:
+                self._refuse_unless_conflict(
+                    sent.complete, f"of the end of an upload ({condition})"
                 )
+            finally:
+                with suppress(HsstoreError):  # that may not be allowed: a lifecycle rule ends it
+                    sent.abort()
+
+    def _refuse_unless_conflict(self, attempt: Callable[[], str], what: str) -> None:
+        try:
+            self._beat_version = attempt()
+        except ConflictError:
+            return
+        self.close(clean=True)  # or the run would seem to be alive
+        raise InputError(
+            f"{self._store}: this object store ignores conditions {what}, so two runs could "
+            "write over each other: write to a disk, and copy the store"
+        )
 
     def _renew(self) -> None:
         with self._beating:

@@ -225,12 +225,20 @@ def test_a_sign_of_life_tells_what_the_run_says_and_is_no_progress(
     assert int(sign.data) > 0
 
 
-def test_a_store_that_ignores_what_a_put_replaces_is_not_written(s3: S3, mixed: Path) -> None:
-    store = hsstore.open(s3.shared(mixed))
-    s3.fail("any version", "PUT", times=10_000)
+@pytest.mark.parametrize(
+    ("where", "what"), [("PUT", "a put"), ("POST .*uploadId", "the end of an upload")]
+)
+def test_a_store_that_ignores_what_a_write_replaces_is_not_written(
+    s3: S3, mixed: Path, where: str, what: str
+) -> None:
+    store = hsstore.open(s3.upload(mixed))
+    s3.fail("any version", where, times=10_000)
 
-    with pytest.raises(InputError, match="ignores conditions of a put"):
+    with pytest.raises(InputError, match=rf"ignores conditions of {what} \(If-None-Match\)"):
         Claims(store, "mine")
+
+    assert isinstance(store.location, RemotePath)
+    assert read_signs(store.location) == []
 
 
 def test_claims_that_cannot_be_given_back_raise_nothing_and_are_inherited_when_the_run_is_dead(

@@ -92,7 +92,7 @@ def test_a_store_that_is_consolidated_under_a_url_is_that_on_a_disk(
     "where",
     [
         "PUT .*/runs/.*/digest/c",
-        "POST .*uploadId",
+        "POST .*/hidden_states/.*uploadId",
         "PUT .*/complete/c",
     ],
 )
@@ -124,7 +124,7 @@ def test_an_outage_while_a_store_is_consolidated_ends_with_75_and_loses_nothing(
     s3: S3, small: Path
 ) -> None:
     url = new_url()
-    s3.fail("after", "POST .*uploadId", times=10_000)
+    s3.fail("after", "POST .*/hidden_states/.*uploadId", times=10_000)
     ended = command("consolidate", small, url)
     assert ended.exit_code == 75, ended.output
     assert f"cannot write {url}/hidden_states/c." in ended.stderr

@@ -133,14 +133,22 @@ def _decode(data: bytes | None, dtype: npt.DTypeLike, count: int) -> tuple[npt.N
     return np.frombuffer(body, dtype), problem
 
 
-def write_span(path: Location, values: npt.NDArray[Any], replaces: str = "") -> None:
+def write_span(path: Location, values: npt.NDArray[Any], replaces: str = "") -> str:
     """Replace the file of one span, durably: it is the old one or the new one, also after a crash.
+
+    An object gets a version here that no `Span.write` has ever given it, also where it becomes what it was
+    once: what was sent then, and comes late, must not find the version that it names.
 
     Parameters
     ----------
     values : bool, uint8 or uint64 (samples of a span,)
     replaces : str
         The version of the object that was read; files have none.
+
+    Returns
+    -------
+    str
+        The version of the new object; empty for a file.
 
     Raises
     ------
@@ -150,12 +158,12 @@ def write_span(path: Location, values: npt.NDArray[Any], replaces: str = "") -> 
     """
     data = _encode(values)
     if isinstance(path, RemotePath):
-        from hsstore.objects.write import put  # noqa: PLC0415  # brings fsspec
+        from hsstore.objects.files import put_parts  # noqa: PLC0415  # brings fsspec
 
-        put(str(path), data, replaces=replaces)
-        return
+        return put_parts(str(path), [lambda: data], replaces=replaces)
     with output_errors(path):
         write_durably(path, data)
+    return ""
 
 
 def _encode(values: npt.NDArray[Any]) -> bytes:
@@ -202,6 +210,11 @@ class Span:
                 raise CorruptStoreError(f"array {name}: c.{span} {problem}")
             setattr(self, name, values.copy())
             self._versions[name] = version
+
+    def write_cleared(self, name: Name) -> None:
+        """Write one of the three in which something was taken back; raises what `write` does."""
+        values = getattr(self, name)
+        self._versions[name] = write_span(self._paths[name], values, self._versions[name])
 
     def write(self, *names: Name) -> None:
         """Write some of the three, side by side where they are objects.

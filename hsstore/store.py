@@ -348,7 +348,7 @@ class Store:
         with self._commit_lock:
             for state, inside in spans_of(self.location, self.spec.layout.span_samples, samples):
                 state.failed[inside] = FailureReason.NONE
-                state.write("failed")
+                state.write_cleared("failed")
 
     def withdraw(self, samples: npt.NDArray[np.int64]) -> None:
         """Make complete samples pending again: their states turned out to be wrong.
@@ -358,9 +358,9 @@ class Store:
         with self._commit_lock:
             for state, inside in spans_of(self.location, self.spec.layout.span_samples, samples):
                 state.complete[inside] = False
-                state.write("complete")
+                state.write_cleared("complete")
                 state.digest[inside] = 0
-                state.write("digest")
+                state.write_cleared("digest")
 
     # --- runs ---------------------------------------------------------------------------------
 

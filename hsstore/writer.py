@@ -89,7 +89,7 @@ def withdraw_lost(writer: SealableBlock, span: Span, published: Mapping[str, str
     lost = _lost(writer, span)
     if lost and all(version_of(RemotePath(url)) == version for url, version in published.items()):
         span.complete[[sample - span.first for sample in lost]] = False
-        span.write("complete")
+        span.write_cleared("complete")
 
 
 def _lost(writer: SealableBlock, span: Span) -> set[int]:

@@ -1,12 +1,15 @@
-"""Files into objects, in the memory of a few parts."""
+"""Objects that are sent in parts, in the memory of a few of them: files, and what must not look as it did before."""
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 from hsstore.objects.write import PART_BYTES, Upload, put
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
 
@@ -23,11 +26,25 @@ def put_file(path: Path, url: str, *, replaces: str) -> str:
     size = path.stat().st_size
     if size <= PART_BYTES:
         return put(url, path.read_bytes(), replaces=replaces)
+    with path.open("rb") as file:
+        parts = repeat(partial(file.read, PART_BYTES), -(-size // PART_BYTES))
+        return put_parts(url, parts, replaces=replaces)
+
+
+def put_parts(url: str, parts: Iterable[Callable[[], bytes]], *, replaces: str) -> str:
+    """Put an object in parts, be it one; return its version: none that `put` gives the same bytes.
+
+    An ETag is made of the bytes, and of whether they came in parts.
+
+    Raises
+    ------
+    ConflictError, UnreachableError, InputError
+        As `put`.
+    """
     upload = Upload(url, replaces=replaces)
     try:
-        with path.open("rb") as file:
-            for _ in range(0, size, PART_BYTES):
-                upload.part(lambda: file.read(PART_BYTES))
+        for part in parts:
+            upload.part(part)
         return upload.finish().complete()
     except BaseException:
         upload.abort()

@@ -1,7 +1,8 @@
 """What is asked of an object store that is written to. Every put says what it replaces: there is no other.
 
 So nothing hangs on clocks, or on who claims what: of two who would replace the same object, one does. A put that
-a proxy delivers a minute late, or that of a run which was taken for dead, finds another object than it names.
+a proxy delivers a minute late, or that of a run which was taken for dead, finds another object than it names. Of S3
+a version is the ETag, which is made of the bytes alone: what may become again what it was is put in parts, see `files`.
 """
 
 from __future__ import annotations

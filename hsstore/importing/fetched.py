@@ -54,20 +54,29 @@ class FetchedFiles:
         return self._paths[name]
 
     def _fetch(self, name: str) -> None:
-        source, path = self._root / name, self._stage / f"{next(self._numbers)}-{_last(name)}"
-        answer = source.get(0, PIECE_BYTES)
-        size, version, done = answer.size_bytes, answer.version, 0
-        while True:
-            with output_errors(path), path.open("ab") as file:
-                file.write(answer.data)
-            done += len(answer.data)
-            if done >= size:
-                break
-            answer = source.get(done, done + PIECE_BYTES, version)
+        path = self._stage / f"{next(self._numbers)}-{_last(name)}"
+        try:
+            size = _bring(self._root / name, path)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
         self._paths[name], self._sizes[name] = path, size
         while len(self._sizes) > 1 and sum(self._sizes.values()) > self._most_bytes:
             old, _ = self._sizes.popitem(last=False)
             self._paths.pop(old).unlink()
+
+
+def _bring(source: RemotePath, path: Path) -> int:
+    """Write an object into a new file, piece by piece; return its size in bytes."""
+    answer = source.get(0, PIECE_BYTES)
+    size, version, done = answer.size_bytes, answer.version, 0
+    while True:
+        with output_errors(path), path.open("ab") as file:
+            file.write(answer.data)
+        done += len(answer.data)
+        if done >= size:
+            return size
+        answer = source.get(done, done + PIECE_BYTES, version)
 
 
 def _last(name: str) -> str:

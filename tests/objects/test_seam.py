@@ -14,10 +14,13 @@ import pytest
 import hsstore
 from hsstore.create import LayoutOptions
 from hsstore.errors import InputError, UnreachableError
+from hsstore.importing.fetched import FetchedFiles
 from hsstore.index import PAGE_SAMPLES, SampleIndex
 from hsstore.layout import Geometry
 from hsstore.location import RemotePath
 from hsstore.objects.client import forget
+from hsstore.objects.puts import ABSENT
+from hsstore.objects.write import put
 from hsstore.spans import write_span
 from hsstore.testing.finite import commit_states, finite_states, make_run_record
 from hsstore.testing.stores import commit_block, make_store, payload
@@ -130,6 +133,20 @@ def test_an_answer_that_drips_is_asked_for_again(
 
     paths = [request["path"] for request in s3.requests()]
     assert len([path for path in paths if path.endswith("store.zarr/zarr.json")]) == 2
+
+
+def test_a_file_that_comes_in_part_leaves_nothing(
+    s3: S3, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hsstore.importing.fetched.PIECE_BYTES", 4)
+    root = RemotePath(f"s3://states/{next(NAMES)}")
+    put(str(root / "x"), bytes(10), replaces=ABSENT)
+    s3.fail("reset", "GET .*/x", times=1000, later=1)
+
+    with pytest.raises(UnreachableError):
+        FetchedFiles(root, directory).path("x")
+
+    assert list(directory.iterdir()) == []
 
 
 def test_what_tools_put_for_folders_is_no_part_of_a_store(s3: S3, mixed: Path) -> None:

@@ -69,6 +69,17 @@ def test_another_object_than_was_meant_is_left_alone(url: str, replaces: str) ->
     assert issubclass(ConflictError, RefusedError)
 
 
+def test_a_range_behind_the_end_of_what_came_instead_is_stale(s3: S3) -> None:
+    """A server that ignores versions says so only; whoever reads on, piece by piece, would never come to an end."""
+    url = f"s3://states/{next(NAMES)}/x"
+    version = put(url, b"long", replaces=ABSENT)
+    put(url, b"ab", replaces=version)
+    s3.fail("any version", "GET", times=10_000)
+
+    with pytest.raises(OSError, match="was replaced while it was read"):
+        read(Request(url, 2, 4, version))
+
+
 def test_an_object_that_is_gone_is_not_replaced(url: str) -> None:
     with pytest.raises(ConflictError):
         put(url, b"ours", replaces='"0123"')

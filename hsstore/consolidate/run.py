@@ -16,7 +16,7 @@ from hsstore.consolidate import provenance
 from hsstore.consolidate.block import write_block
 from hsstore.consolidate.schedule import Tasks, unchanged_blocks
 from hsstore.consolidate.task import StoreRef, Unusable
-from hsstore.errors import HsstoreError
+from hsstore.errors import HsstoreError, RefusedError
 from hsstore.files import PARTIAL_SUFFIX
 from hsstore.location import RemotePath
 from hsstore.report import BadKind
@@ -123,7 +123,11 @@ class Run:
         if not result.digests:  # nothing new: the block stays as it is
             result.discard()
             return
-        self._store.commit(result, {}, partial(self._claims.check, result.block.span))
+        try:
+            self._store.commit(result, {}, partial(self._claims.check, result.block.span))
+        except RefusedError:  # to list what was sent may not be allowed
+            result.discard()
+            raise
 
     def _withdrawn_in_sources(self) -> npt.NDArray[np.int64]:
         """Return the samples of the destination that are no longer in their source what they were.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from hsstore.errors import HsstoreError
 from hsstore.files import publish
 
 if TYPE_CHECKING:
@@ -112,7 +114,8 @@ class BlockResult:
         """Remove what has no name."""
         self._remove_partials()
         for upload in self.uploads:
-            upload.abort()
+            with suppress(HsstoreError):  # that may not be allowed: it is no object anyway
+                upload.abort()
 
     def _remove_partials(self) -> None:
         for partial in self.partials.values():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING
 
+from hsstore.errors import HsstoreError
 from hsstore.objects.write import PART_BYTES, Upload, put
 
 if TYPE_CHECKING:
@@ -47,5 +49,6 @@ def put_parts(url: str, parts: Iterable[Callable[[], bytes]], *, replaces: str) 
             upload.part(part)
         return upload.finish().complete()
     except BaseException:
-        upload.abort()
+        with suppress(HsstoreError):  # that may not be allowed, and must not hide what came before
+            upload.abort()
         raise

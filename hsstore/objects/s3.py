@@ -166,7 +166,7 @@ class S3Backend(Backend):
 _ADVICE = {
     403: "; see the credentials in the environment or the profile, and that they allow s3:GetObject and "
     "s3:ListBucket: without the latter S3 does not say whether an object is missing or forbidden; to write, "
-    "s3:PutObject and s3:AbortMultipartUpload too",
+    "s3:PutObject too",
     404: "; see the bucket's name, and AWS_ENDPOINT_URL",
     301: "; see AWS_DEFAULT_REGION",
     400: "; see AWS_DEFAULT_REGION, and whether the credentials have expired",

@@ -10,6 +10,7 @@ import pytest
 
 from hsstore.errors import InputError, RefusedError, UnreachableError
 from hsstore.objects import Request, read
+from hsstore.objects.files import put_parts
 from hsstore.objects.puts import ABSENT, ConflictError, Put
 from hsstore.objects.write import (
     SentUpload,
@@ -216,6 +217,15 @@ def test_what_never_gets_through_is_said(s3: S3, name: str) -> None:
     s3.fail("reset", where, times=1000)
     with pytest.raises(UnreachableError, match=f"cannot write {url}: .*tried 9 times"):
         do(url)
+
+
+def test_an_upload_that_cannot_be_ended_hides_no_error(s3: S3) -> None:
+    url = f"s3://states/{next(NAMES)}/x"
+    put(url, b"theirs", replaces=ABSENT)
+    s3.fail(403, "DELETE ", times=1)
+    with pytest.raises(ConflictError):
+        put_parts(url, [lambda: b"ours"], replaces=ABSENT)
+    assert s3.unused_faults() == 0
 
 
 def test_what_is_forbidden_is_said_with_what_is_needed(s3: S3) -> None:

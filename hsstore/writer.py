@@ -7,7 +7,9 @@ committed in part is continued by copying its encoded chunks, decoding nothing.
 
 from __future__ import annotations
 
+import errno
 from collections import deque
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hsstore.digest import payload_digest
@@ -18,7 +20,7 @@ from hsstore.shard.reader import ShardReader
 from hsstore.shard.writer import ShardWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from concurrent.futures import Executor, Future
     from pathlib import Path
 
@@ -90,6 +92,24 @@ def withdraw_lost(writer: SealableBlock, span: Span, published: Mapping[str, str
     if lost and all(version_of(RemotePath(url)) == version for url, version in published.items()):
         span.complete[[sample - span.first for sample in lost]] = False
         span.write_cleared("complete")
+
+
+@contextmanager
+def refuse_replaced() -> Iterator[None]:
+    """Refuse where a shard of the store's own is replaced while it is copied: nobody else may write it.
+
+    Raises
+    ------
+    ConflictError
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+        from hsstore.objects.puts import ConflictError  # noqa: PLC0415  # brings fsspec
+
+        raise ConflictError(str(error.filename)) from error
 
 
 def _lost(writer: SealableBlock, span: Span) -> set[int]:
@@ -181,9 +201,11 @@ class BlockWriter:
                 if there is not None and not isinstance(there, ShardReader):
                     version = there.version
                 self._shards[shard] = self._new_shard(shard, version)
-            for place, encoded in zip(places, reader.read_encoded(sample, places), strict=True):
-                self._shard(place.shard).append(place.chunk, encoded)
-                self._copied_bytes += len(encoded)
+            with refuse_replaced():
+                chunks = reader.read_encoded(sample, places)
+                for place, encoded in zip(places, chunks, strict=True):
+                    self._shard(place.shard).append(place.chunk, encoded)
+                    self._copied_bytes += len(encoded)
 
     def flush(self, sample: int | None = None) -> None:
         """Wait until a sample is written, or everything that was taken; its buffers are free then."""

@@ -21,6 +21,7 @@ from hsstore.shard import new_shard, shard_path
 from hsstore.shard.reader import ShardReader
 from hsstore.shard.writer import ShardWriter
 from hsstore.store import Store
+from hsstore.writer import refuse_replaced
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -80,7 +81,8 @@ class ShardsWriter:
                 self._shards[number] = self._new_shard(number, there.version)
         for index in kept.tolist():
             sample = self._task.block.samples[index]
-            self._copy(destination, sample, index)
+            with refuse_replaced():
+                self._copy(destination, sample, index)
             self._result.how[sample] = "kept"
 
     def _take_all(self, source: StoreRef, indices: npt.NDArray[np.int64]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,12 +23,17 @@ from hsstore.objects.files import put_file
 from hsstore.objects.puts import ABSENT, ConflictError
 from hsstore.objects.retry import describe
 from hsstore.objects.write import put
+from hsstore.shard import shard_path
 from hsstore.shard.index import index_bytes
 from hsstore.shard.remote import RemoteShard
+from hsstore.shard.upload import version_of
+from hsstore.testing.stores import commit_block, make_store, start_block
 from hsstore.verify import VerifyOptions, verify_store
 from tests.objects.s3 import NAMES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from typer.testing import Result
 
 
@@ -179,6 +185,24 @@ def test_a_large_file_is_put_in_parts(directory: Path, monkeypatch: pytest.Monke
     assert RemotePath(url).read_bytes() == file.read_bytes()
     with pytest.raises(ConflictError):
         put_file(file, url, replaces=ABSENT)
+
+
+def test_a_shard_that_is_replaced_while_it_is_copied_is_refused() -> None:
+    url = RemotePath(f"memory://states/{next(NAMES)}/s.zarr")
+    store = make_store(url, [3, 9])
+    commit_block(store, 0, [0, 1])
+    shard = shard_path(url, 0)
+
+    def lengths() -> Iterator[int]:
+        yield 3
+        put(str(shard), b"another", replaces=version_of(shard))
+        yield 9
+
+    with ThreadPoolExecutor(1) as encoders:
+        writer = start_block(store, 0, [], encoders, "run")
+        with pytest.raises(ConflictError, match=f"{shard} is not what it was"):
+            writer.copy([0, 1], store.payload, lengths())
+        writer.discard()
 
 
 def test_files_are_fetched_into_a_room_that_has_an_end(

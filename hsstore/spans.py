@@ -216,6 +216,21 @@ class Span:
         values = getattr(self, name)
         self._versions[name] = write_span(self._paths[name], values, self._versions[name])
 
+    def outdate(self, samples: range) -> None:
+        """Give the object of `complete` another version, if a commit of these samples came as far as their digests.
+
+        Its bits may be under way still, though its run is dead: they must not come behind the states, which are about
+        to be replaced. Raises what `write` does.
+        """
+        inside = slice(samples.start - self.first, samples.stop - self.first)
+        is_half_done = (self.digest[inside] != 0) & ~self.complete[inside]
+        if not is_half_done.any() or not isinstance(self._paths["complete"], RemotePath):
+            return
+        if "-" in self._versions["complete"]:  # the ETag of what came in parts
+            self.write("complete")
+        else:
+            self.write_cleared("complete")
+
     def write(self, *names: Name) -> None:
         """Write some of the three, side by side where they are objects.
 

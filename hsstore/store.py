@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -14,16 +13,16 @@ from pydantic import ValidationError
 from hsstore.arrays import Arrays
 from hsstore.codec import DEFAULT_CODEC, ChunkCodec, codec_metadata, parse_codec
 from hsstore.dtype import bits_dtype, native_dtype
-from hsstore.errors import CorruptStoreError, HsstoreError, NotExtractedError, RefusedError
+from hsstore.errors import CorruptStoreError, NotExtractedError, RefusedError
 from hsstore.index import SampleIndex, as_text
 from hsstore.layout import plan_layout
-from hsstore.location import RemotePath, locate, require_local
+from hsstore.location import locate, require_local
 from hsstore.reader import PayloadReader
 from hsstore.sample import Completion, Sample
 from hsstore.seal import unseal
 from hsstore.spans import Span, look_again, read_spans, spans_of
 from hsstore.spec import FailureReason, RunRecord, StoreSpec
-from hsstore.writer import SealableBlock, refuse_to_lose, withdraw_lost
+from hsstore.writer import SealableBlock, refuse_to_lose
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -324,23 +323,17 @@ class Store:
             check_claim()
             state = Span(self.location, writer.block.span, size)
             refuse_to_lose(writer, state)
-            published = writer.publish()
+            state.outdate(writer.block.samples)
+            writer.publish()
             for sample, digest in digests.items():
                 state.digest[sample - state.first] = digest
                 state.complete[sample - state.first] = True
             for sample, reason in failed.items():
                 state.failed[sample - state.first] = reason
-            try:
-                check_claim()
-                state.write("digest", "failed")
-                check_claim()
-                state.write("complete")
-            except RefusedError:
-                if isinstance(self.location, RemotePath):
-                    with suppress(HsstoreError):  # the error that ends the run must not be hidden
-                        span = Span(self.location, writer.block.span, size)
-                        withdraw_lost(writer, span, published)
-                raise
+            check_claim()
+            state.write("digest", "failed")
+            check_claim()
+            state.write("complete")
         return set(digests)
 
     def reset_failed(self, samples: npt.NDArray[np.int64]) -> None:

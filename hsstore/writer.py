@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hsstore.digest import payload_digest
 from hsstore.errors import RefusedError
-from hsstore.location import RemotePath
 from hsstore.shard import new_shard, shard_path
 from hsstore.shard.reader import ShardReader
-from hsstore.shard.writer import ShardWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
     from concurrent.futures import Executor, Future
     from pathlib import Path
 
@@ -32,6 +30,7 @@ if TYPE_CHECKING:
     from hsstore.location import Location
     from hsstore.reader import PayloadReader
     from hsstore.shard.upload import ShardUpload
+    from hsstore.shard.writer import ShardWriter
     from hsstore.spans import Span
 
     Encoded = tuple[npt.NDArray[np.uint8], int]
@@ -49,8 +48,8 @@ class SealableBlock(Protocol):
     def seal(self) -> dict[int, int]:
         """Make the states durable, and return the digest of each sample whose bit is to be set."""
 
-    def publish(self) -> dict[str, str]:
-        """Give the files their names, durably; return the version of each that is an object, by its URL."""
+    def publish(self) -> None:
+        """Give the files their names, durably."""
 
     def loses(self, complete: set[int]) -> set[int]:
         """Return which of these samples of the block have no states any more once it is published."""
@@ -68,30 +67,6 @@ def refuse_to_lose(writer: SealableBlock, span: Span) -> None:
             f"sample {min(lost)} was committed by somebody else while this run wrote its block, and would be lost "
             "with it, so nothing of the block was published; run the same command again"
         )
-
-
-def withdraw_lost(writer: SealableBlock, span: Span, published: Mapping[str, str]) -> None:
-    """Take back bits that somebody set while his shard was replaced: what he had sent came late.
-
-    Where a shard is another by now than was published, the bits are those of an heir: they stay.
-
-    Parameters
-    ----------
-    span : Span
-        Read after the shards were published.
-    published : dict
-        What `publish` has returned.
-
-    Raises
-    ------
-    ConflictError, UnreachableError, InputError
-    """
-    from hsstore.shard.upload import version_of  # noqa: PLC0415  # brings fsspec
-
-    lost = _lost(writer, span)
-    if lost and all(version_of(RemotePath(url)) == version for url, version in published.items()):
-        span.complete[[sample - span.first for sample in lost]] = False
-        span.write_cleared("complete")
 
 
 @contextmanager
@@ -227,15 +202,10 @@ class BlockWriter:
             shard.seal()
         return self._digests
 
-    def publish(self) -> dict[str, str]:
-        """Give the sealed files their names; return the version of each that is an object, by its URL."""
-        published = {}
-        for number, shard in self._shards.items():
-            if isinstance(shard, ShardWriter):
-                shard.publish()
-            else:
-                published[str(shard_path(self._root, number))] = shard.publish()
-        return published
+    def publish(self) -> None:
+        """Give the sealed files their names."""
+        for shard in self._shards.values():
+            shard.publish()
 
     def loses(self, complete: set[int]) -> set[int]:
         """Return which of these samples of the block have no states any more once it is published."""

@@ -97,14 +97,14 @@ class BlockResult:
         """Return the digests; the worker has made the files durable."""
         return self.digests
 
-    def publish(self) -> dict[str, str]:
-        """Give the files their names; return the version of each that is an object, by its URL."""
-        published = {upload.upload.url: upload.complete() for upload in self.uploads}
+    def publish(self) -> None:
+        """Give the files their names."""
+        for upload in self.uploads:
+            upload.complete()
         for final, partial in self.partials.items():
             publish(partial, final)
         # To rename onto another link to the same file does nothing, and leaves both names.
         self._remove_partials()
-        return published
 
     def loses(self, complete: set[int]) -> set[int]:
         """Return which of these samples of the block have no states any more once it is published."""

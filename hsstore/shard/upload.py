@@ -93,8 +93,8 @@ class ShardUpload:
         self.sent = self._upload.finish()
         self._file.close()
 
-    def publish(self) -> str:
-        """Make it an object, if that of its name is still the one that it replaces; return its version.
+    def publish(self) -> None:
+        """Make it an object, if that of its name is still the one that it replaces.
 
         Raises
         ------
@@ -102,7 +102,7 @@ class ShardUpload:
         """
         if self.sent is None:
             raise ValueError("a shard is sealed before it is published")
-        return self.sent.complete()
+        self.sent.complete()
 
     def discard(self) -> None:
         """Give up, as far as the store lets us; what stays is no object, and the next owner removes it."""

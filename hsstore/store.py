@@ -297,7 +297,7 @@ class Store:
         The order is the promise: shard data, fsync, claim, rename, fsync of the directory, then
         `digest` and `failed`, then `complete`. A crash in between leaves pending samples, never
         a set bit without its payload. In an object store a shard is there when its upload ends, and each
-        of these writes replaces what was read here, or is refused.
+        of these writes replaces what was read here, or is refused; so are bits that a dead run has under way.
 
         Parameters
         ----------

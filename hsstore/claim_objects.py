@@ -30,6 +30,7 @@ from hsstore.liveness import Beat, began_ticks, process_lives
 from hsstore.objects import Answer, Request, read_many
 from hsstore.objects.puts import ABSENT, ConflictError, Put
 from hsstore.objects.write import Upload, abort, find_uploads, head, put, put_many
+from hsstore.spec import COMPLETION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -185,9 +186,12 @@ class ClaimObjects(ClaimPlace):
     @override
     def sweep(self, spans: Container[int], span_of: Callable[[int], int | None]) -> None:
         with suppress(InputError):  # to list them may not be allowed: a lifecycle rule ends them
-            for upload in find_uploads(str(self._store / "hidden_states" / "c.")):
-                if span_of(_shard_of(upload.url)) in spans:
-                    abort(upload)
+            for upload in find_uploads(f"{self._store}/"):
+                array, _, name = upload.url.removeprefix(f"{self._store}/").partition("/c.")
+                if array in {"hidden_states", *COMPLETION}:
+                    number = int(name.partition(".")[0])
+                    if (span_of(number) if array == "hidden_states" else number) in spans:
+                        abort(upload)
 
     @override
     def end(self) -> None:
@@ -248,8 +252,3 @@ class ClaimObjects(ClaimPlace):
 
     def _url(self, name: str) -> str:
         return str(self._directory / name)
-
-
-def _shard_of(url: str) -> int:
-    """Return k of an object `c.<k>.0.0`."""
-    return int(url.rpartition("/")[2].split(".")[1])

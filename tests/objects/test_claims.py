@@ -197,16 +197,16 @@ def test_what_is_no_claim_is_refused_by_its_url(opened: Store) -> None:
 
 
 def test_uploads_that_were_begun_in_a_span_end_when_it_is_taken(opened: Store) -> None:
-    shards = [f"{opened.location}/hidden_states/c.{shard}.0.0" for shard in (0, 4)]
+    names = ["hidden_states/c.0.0.0", "complete/c.0", "hidden_states/c.4.0.0", "complete/c.2"]
     assert [opened.layout.block(shard).span for shard in (0, 4)] == [0, 2]
-    for shard in shards:
-        Upload(shard, replaces=ABSENT)
+    for name in names:
+        Upload(f"{opened.location}/{name}", replaces=ABSENT)
 
     with Claims(opened, "mine", worker="0/1") as claims:
         assert claims.try_to_take(0)
-        left = [upload.url for upload in find_uploads(f"{opened.location}/hidden_states/")]
+        left = [upload.url for upload in find_uploads(f"{opened.location}/")]
 
-    assert left == shards[1:]
+    assert left == [f"{opened.location}/{name}" for name in names[2:]]
 
 
 def test_a_sign_of_life_tells_what_the_run_says_and_is_no_progress(

@@ -50,9 +50,7 @@ from hsstore.errors import (
     HsstoreError,
     InputError,
     InterruptedRunError,
-    OutputError,
     RefusedError,
-    UnreachableError,
 )
 from hsstore.run_record import end_record
 from hsstore.spec import BROKEN, FINISHED, INTERRUPTED, RunRecord
@@ -363,7 +361,7 @@ class Run:
             servers = pipeline.fleet.records()
             ended = end_record(record, result, pipeline.fleet.canary)
             ended = ended.model_copy(update={"servers": servers})
-            with suppress(OutputError, UnreachableError):  # it has been said already
+            with suppress(HsstoreError):  # no other error than the one that ended the run
                 await asyncio.to_thread(store.record_run, ended)
 
     # --- reports ------------------------------------------------------------------------------

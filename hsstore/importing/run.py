@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from hsstore.claims import Claims
-from hsstore.errors import HsstoreError, OutputError, UnreachableError
+from hsstore.errors import HsstoreError
 from hsstore.formats.names import SampleNames
 from hsstore.importing.files import NotTakenError
 from hsstore.importing.matching import TokenIndex
@@ -185,7 +185,7 @@ class _Run:
             result = str(error)
             raise
         finally:
-            with suppress(OutputError, UnreachableError):  # which was said already
+            with suppress(HsstoreError):  # no other error than the one that ended the run
                 self._store.record_run(end_record(record, result))
 
     def _record(self) -> RunRecord:

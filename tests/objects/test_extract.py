@@ -83,7 +83,11 @@ async def test_a_run_that_loses_the_store_goes_on_where_it_was_and_makes_what_on
     options: dict[str, Any] = SIZES | {"stage": stage}
     async with serve_fake(spool, SAMPLES) as fake:
         await run_here(local, fake.url, spool, data, **SIZES)
-        s3.fail("reset", r"PUT .*s\.zarr/complete/c\.2", times=10_000)
+        away_and_forbidden = [
+            {"what": "reset", "where": r"PUT .*s\.zarr/complete/c\.2", "times": 10_000},
+            {"what": 403, "where": r"PUT .*/runs/[^/]*/zarr\.json", "times": 1, "later": 1},
+        ]
+        s3.fail_all(away_and_forbidden)  # the latter when the record is closed
         away = await run_here(url, fake.url, spool, data, **options)
         committed = complete_samples(Store.open(url))
         s3.fail("", "", times=0)

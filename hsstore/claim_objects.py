@@ -42,6 +42,10 @@ BEAT_SUFFIX = ".beat"
 _NO_SUCH_VERSION = '"00000000000000000000000000000000"'
 
 
+_ended: set[str] = set()
+"""Runs of this process that have ended: it may have others after them, in a notebook."""
+
+
 def claims_at(store: RemotePath) -> RemotePath:
     """Return where spans of a store are claimed: beside it."""
     return store.parent / f"{store.name}.runs" / "claims"
@@ -76,6 +80,11 @@ def read_signs(store: RemotePath) -> list[Answer]:
     found = sorted(name for name, size_bytes in directory.find().items() if size_bytes)
     signs = [Request(str(directory / name)) for name in found if name.endswith(BEAT_SUFFIX)]
     return [answer for answer in read_many(signs) if answer is not None]
+
+
+def is_alive(owner: Claim) -> bool:
+    """Say whether a run of this host, boot and pid namespace lives."""
+    return owner.run not in _ended and process_lives(owner.pid, owner.began)
 
 
 class ClaimObjects(ClaimPlace):
@@ -158,9 +167,11 @@ class ClaimObjects(ClaimPlace):
 
     @override
     def give(self, names: Sequence[str]) -> None:
-        ours = {name: self._versions.pop(name) for name in names if name in self._versions}
+        ours = {name: self._versions[name] for name in names if name in self._versions}
         # Where that is not what is there, an heir has it.
         put_many([Put(self._url(name), FREE, version) for name, version in ours.items()])
+        for name in ours:  # not before: what fails is tried again when the run ends
+            del self._versions[name]
 
     @override
     def remove(self, name: str, found: Found) -> None:
@@ -169,7 +180,7 @@ class ClaimObjects(ClaimPlace):
 
     @override
     def is_alive(self, owner: Claim) -> bool:
-        return process_lives(owner.pid, owner.began)
+        return is_alive(owner)
 
     @override
     def last_signs(self, owner: Claim) -> tuple[float, float]:
@@ -199,6 +210,7 @@ class ClaimObjects(ClaimPlace):
 
     @override
     def close(self, *, clean: bool) -> None:
+        _ended.add(self.me.run)
         if clean:
             with self._beating, suppress(HsstoreError):
                 put(self._sign, FREE, replaces=self._beat_version)

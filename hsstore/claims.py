@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Self
 
 from hsstore.claim import Claim, ClaimPlace, Found, read_claims
 from hsstore.claim_files import ClaimFiles
-from hsstore.errors import OutputError, RefusedError, UnreachableError
-from hsstore.liveness import Others, lives, process_lives
+from hsstore.errors import HsstoreError, RefusedError
+from hsstore.liveness import Others, lives
 from hsstore.location import RemotePath
 
 if TYPE_CHECKING:
@@ -59,7 +59,9 @@ def is_dead_here(store: Store, owner: Claim, me: Claim) -> bool:
     if not owner.shares_locks_with(me):
         return False
     if isinstance(store.location, RemotePath):
-        return not process_lives(owner.pid, owner.began)
+        from hsstore.claim_objects import is_alive  # noqa: PLC0415  # brings fsspec
+
+        return not is_alive(owner)
     return not lives(claims_of(store), owner.run)
 
 
@@ -235,7 +237,7 @@ class Claims:
             if self._released:
                 return
             names = [*map(str, sorted(self._held)), *filter(None, [self._number])]
-            # On a broken disk a claim stays: its owner is dead then, so the next run inherits it.
+            # Where that fails a claim stays: its owner is dead then, so the next run inherits it.
             self._place.close(clean=self._give_all(names))
             self._held.clear()
             self._released = True
@@ -249,7 +251,7 @@ class Claims:
     def _give_all(self, names: Sequence[str]) -> bool:
         try:
             self._place.give(names)
-        except (OutputError, UnreachableError, RefusedError):
+        except HsstoreError:
             return False
         return True
 

@@ -13,10 +13,10 @@ import pytest
 import hsstore
 from hsstore import liveness
 from hsstore.activity import ticks
-from hsstore.claim import Claim, Found
+from hsstore.claim import Claim
 from hsstore.claim_objects import ClaimObjects, claims_at, read_signs
 from hsstore.claims import Claims
-from hsstore.errors import InputError, RefusedError
+from hsstore.errors import InputError, RefusedError, UnreachableError
 from hsstore.location import RemotePath
 from hsstore.objects.puts import ABSENT
 from hsstore.objects.write import Upload, find_uploads, head, put
@@ -241,27 +241,32 @@ def test_a_store_that_ignores_what_a_write_replaces_is_not_written(
     assert read_signs(store.location) == []
 
 
-def test_claims_that_cannot_be_given_back_raise_nothing_and_are_inherited_when_the_run_is_dead(
-    s3: S3, mixed: Path, ended_pid: int
+@pytest.mark.parametrize("what", ["reset", 403])
+def test_claims_that_cannot_be_given_back_raise_nothing_and_are_inherited_also_while_the_process_lives(
+    s3: S3, mixed: Path, what: int | str
 ) -> None:
     store = hsstore.open(s3.upload(mixed))
     claims = Claims(store, "mine")
     claims.take([0])
-    s3.fail("reset", "PUT", times=10_000)
+    s3.fail(what, "PUT", times=10_000)
     claims.release()
     s3.fail("", "", times=0)
+    left = claimed(store)
 
     with Claims(store, "heir") as heir:
-        with pytest.raises(RefusedError, match="run mine"):
-            heir.take([0])
-        assert isinstance(store.location, RemotePath)
-        place = ClaimObjects(store.location, Claim.of_this_process("dead"))
-        mine = place.read("0")
-        assert isinstance(mine, Found)
-        url = str(claims_at(store.location) / "0")
-        dead = mine.claim.model_copy(update={"pid": ended_pid})
-        put(url, dead.text(), replaces=mine.version)
         heir.take([0])
-        place.end()
-        place.close(clean=True)
+        heir.check(0)
+
+    assert left == ["0"]
+    assert claimed(store) == []
+
+
+def test_a_claim_that_could_not_be_given_back_is_given_back_at_the_end(s3: S3, mixed: Path) -> None:
+    store = hsstore.open(s3.upload(mixed))
+    with Claims(store, "mine") as claims:
+        claims.take([0])
+        s3.fail("reset", "PUT", times=10_000)
+        with pytest.raises(UnreachableError):
+            claims.give(0)
+        s3.fail("", "", times=0)
     assert claimed(store) == []

@@ -229,6 +229,17 @@ class Claims:
                 "this run has written nothing since"
             )
 
+    def has_shard(self, shard: int) -> bool:
+        """Say whether a shard lies in a span that still belongs to this run."""
+        span = self._span_of_shard(shard)
+        if span is None:
+            return False
+        try:
+            self.check(span)
+        except RefusedError:
+            return False
+        return True
+
     def release(self) -> None:
         """Give all claims back; also what a clean end of a run does."""
         self._place.end()

@@ -173,7 +173,7 @@ class Run:
             from hsstore.shard.upload import abort_uploads  # noqa: PLC0415  # brings fsspec
 
             with suppress(HsstoreError):  # to list them may not be allowed: they are no objects
-                abort_uploads(self._store.location, range(self._store.layout.shards))
+                abort_uploads(self._store.location, self._claims.has_shard)
             return
         run = self._recorded.record.run
         for path in self._store.path.glob(f"hidden_states/c.*.{run}-*{PARTIAL_SUFFIX}"):

@@ -35,6 +35,18 @@ class ConflictError(RefusedError):
         )
 
 
+class UploadEndedError(ConflictError):
+    """The upload is gone, so nothing was written."""
+
+    @override
+    def __str__(self) -> str:
+        """Say it for people."""
+        return (
+            f"what was sent of {self.url} is gone, and this was not written: whoever has taken over has ended the "
+            "upload, or a lifecycle rule has. See that nobody else writes there, then run the same command again"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Put:
     """A whole object."""
@@ -98,7 +110,7 @@ class WritableBackend(Refusing, Protocol):
         ...
 
     async def complete(self, upload: UploadId, parts: tuple[Part, ...], replaces: str) -> str:
-        """Make the parts an object; return its version. ConflictError too where there is no such upload any more."""
+        """Make the parts an object; return its version. UploadEndedError where there is no such upload any more."""
         ...
 
     async def abort(self, upload: UploadId) -> None:

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING
 from botocore.exceptions import ClientError
 from typing_extensions import override
 
-from hsstore.objects.puts import ABSENT, ConflictError, Part, Put, Stat, UploadId, WritableBackend
+from hsstore.objects.puts import (
+    ABSENT,
+    ConflictError,
+    Part,
+    Put,
+    Stat,
+    UploadEndedError,
+    UploadId,
+    WritableBackend,
+)
 from hsstore.objects.s3 import READ_SECONDS, S3Backend, error_code, error_status, split
 
 if TYPE_CHECKING:
@@ -22,8 +31,8 @@ if TYPE_CHECKING:
 TOKEN = "hsstore-put"  # noqa: S105  # the name of a field
 SLOWEST_SENT_BYTES = 128 << 10
 """A second, on top of READ_SECONDS: several parts share a line, so each may be slower than what is read."""
-_OTHERWISE = frozenset({"PreconditionFailed", "NoSuchKey", "NoSuchUpload"})
-"""Codes of a condition that is not met: the object is another one, or gone, or the upload is."""
+_OTHERWISE = frozenset({"PreconditionFailed", "NoSuchKey"})
+"""Codes of a condition that is not met: the object is another one, or gone."""
 
 
 class S3Store(S3Backend, WritableBackend):
@@ -147,6 +156,8 @@ def _conflicts(url: str) -> Iterator[None]:
     try:
         yield
     except ClientError as error:
+        if error_code(error) == "NoSuchUpload":
+            raise UploadEndedError(url) from None
         if error_code(error) in _OTHERWISE or error_status(error) == 412:
             raise ConflictError(url) from None
         raise

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import struct
 import uuid
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from threading import BoundedSemaphore
@@ -243,22 +242,9 @@ async def _head(url: str, backend: WritableBackend) -> Stat | None:
 
 
 async def _begin(url: str, token: str, backend: WritableBackend) -> UploadId:
-    attempts = 0
-
-    async def attempt() -> UploadId:
-        nonlocal attempts
-        attempts += 1
-        return await backend.begin(url, token)
-
-    upload = await persist(backend, "write", url, attempt)
-    if (
-        attempts > 1
-    ):  # perhaps it was begun, and only the answer got lost: nobody would ever end that one
-        with suppress(InputError):  # listing may not be allowed
-            for other in await _uploads(url, backend):
-                if other.url == url and other != upload:
-                    await _abort(other, backend)
-    return upload
+    # Where an answer got lost there is another one by now. It has no parts, and cannot be told from an heir's:
+    # who claims the span next ends it.
+    return await persist(backend, "write", url, partial(backend.begin, url, token))
 
 
 async def _send(

@@ -19,7 +19,7 @@ from hsstore.objects.write import PART_BYTES, SentUpload, Upload, abort, find_up
 from hsstore.shard.index import MISSING, empty_index, encode_index
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Callable
 
     from hsstore.location import RemotePath
 
@@ -117,8 +117,13 @@ def version_of(final: RemotePath) -> str:
     return ABSENT if found is None else found.version
 
 
-def abort_uploads(root: RemotePath, shards: Container[int]) -> None:
-    """Give up what others began of these shards of the store at `root`, and did not publish.
+def abort_uploads(root: RemotePath, is_ours: Callable[[int], bool]) -> None:
+    """Give up what was begun of shards of the store at `root`, and not published.
+
+    Parameters
+    ----------
+    is_ours : callable
+        Says of a shard whether it may be done. Asked behind the listing: what an heir begins later is not in it.
 
     Raises
     ------
@@ -127,5 +132,5 @@ def abort_uploads(root: RemotePath, shards: Container[int]) -> None:
     start = f"{root}/hidden_states/c."
     for upload in find_uploads(start):
         number = upload.url.removeprefix(start).partition(".")[0]
-        if number.isdigit() and int(number) in shards:
+        if number.isdigit() and is_ours(int(number)):
             abort(upload)

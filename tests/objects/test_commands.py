@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import fsspec
@@ -14,11 +14,13 @@ from typer.testing import CliRunner
 
 import hsstore
 import hsstore.cli
+from hsstore.claim import Claim
 from hsstore.cli.app import app
 from hsstore.consolidate import consolidate
 from hsstore.errors import RefusedError
 from hsstore.location import RemotePath, locate
-from hsstore.objects.write import find_uploads
+from hsstore.objects.puts import ABSENT
+from hsstore.objects.write import Upload, find_uploads, head, put
 from hsstore.testing.finite import commit_states, finite_states
 from hsstore.testing.invariants import encoded_sample
 from hsstore.testing.stores import make_store
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
     from typer.testing import Result
 
+    from hsstore.objects.puts import UploadId
     from hsstore.store import Store
 
 
@@ -132,6 +135,28 @@ def test_an_outage_while_a_store_is_consolidated_ends_with_75_and_loses_nothing(
 
     assert command("consolidate", small, url).exit_code == 0
     assert find_uploads(str(url)) == []
+
+
+def test_who_was_taken_over_leaves_the_uploads_of_his_heir(s3: S3, small: Path) -> None:
+    del s3
+    url = new_url()
+    shard = f"{url}/hidden_states/c.0.0.0"
+
+    def take_over(done: int, _total: int) -> None:
+        if not done:
+            claim = str(url.parent / f"{url.name}.runs/claims/0")
+            found = head(claim)
+            assert found is not None
+            put(claim, Claim.of_this_process("heir").text(), replaces=found.version)
+            Upload(shard, replaces=ABSENT)
+            his.extend(find_uploads(shard))
+
+    his: list[UploadId] = []
+    with pytest.raises(RefusedError, match="was taken over by run heir"):
+        consolidate([small], url, bars=lambda _: nullcontext(take_over))
+
+    assert len(his) == 1
+    assert his[0] in find_uploads(shard)
 
 
 def test_other_options_are_refused_where_a_destination_is_within_a_source(s3: S3) -> None:

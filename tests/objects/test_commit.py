@@ -100,7 +100,7 @@ def forget_name(url: RemotePath) -> None:
 def extract(url: RemotePath, lengths: list[int]) -> Store:
     """Do what a run does: create or open, claim (which removes leftovers), write what is pending."""
     store = make_store(url, lengths)
-    abort_uploads(url, range(store.layout.shards))
+    abort_uploads(url, lambda _shard: True)
     fill_store(store)
     return store
 
@@ -330,6 +330,7 @@ def test_each_kind_of_write_may_fail_or_lose_its_answer(
     store = extract(url, FEW)
 
     assert s3.unused_faults() == 0
+    abort_uploads(url, lambda _shard: True)  # one that was begun and not heard of
     check_finished(store, few)
 
 

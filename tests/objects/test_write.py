@@ -143,7 +143,7 @@ def test_an_upload_that_is_given_up_leaves_nothing(url: str) -> None:
 
     assert find_uploads(url) == []
     upload.abort()  # also once more
-    with pytest.raises(ConflictError):
+    with pytest.raises(ConflictError, match=f"what was sent of {url} is gone"):
         sent.complete()
     assert head(url) is None
 
@@ -181,7 +181,8 @@ def test_a_lost_answer_and_an_error_leave_one_object_and_no_refusal(
 
     assert s3.unused_faults() == 0
     assert content(url) == b"new"
-    assert find_uploads(url) == []
+    # What was begun and not heard of has no parts.
+    assert len(find_uploads(url)) == (2 if (name, what) == ("begin", "after") else 0)
 
 
 def test_an_error_inside_an_answer_of_success_is_one(s3: S3) -> None:

@@ -77,7 +77,7 @@ def export_store(
         There is no such store, split, id or model, or nothing is to be written.
     RefusedError
         The format cannot hold what the store has, the directory is of another command, or its disk is too
-        small.
+        small; or another export has begun there meanwhile.
     OutputError
         The directory cannot be written; the same command goes on.
     NotExtractedError, CorruptStoreError

@@ -121,7 +121,8 @@ class Directory:
 class Bucket:
     """Objects below a URL. Each file is written into a stage and put as a whole, if there is none of its name.
 
-    Two exports of one command may write side by side: whoever is second with a file finds it there.
+    Two exports of one command may write side by side, the second by the record of the first: whoever is second
+    with a file finds it there.
     """
 
     root: RemotePath
@@ -130,7 +131,7 @@ class Bucket:
 
     @contextmanager
     def owned(self) -> Iterator[None]:
-        """Do nothing: no put replaces what it does not know."""
+        """Do nothing: an export begins with a record where there is none."""
         yield
 
     def read_record(self) -> ExportRecord | None:
@@ -141,13 +142,21 @@ class Bucket:
             return None
 
     def write_record(self, record: ExportRecord) -> None:
-        """Put it.
+        """Put it; while it is not finished, only where there is none.
 
         Raises
         ------
+        ConflictError
+            Another export was begun meanwhile: its rows may be other samples.
         UnreachableError, InputError
         """
-        self._replace(NAME, record_bytes(record))
+        from hsstore.objects.puts import ABSENT  # noqa: PLC0415
+        from hsstore.objects.write import put  # noqa: PLC0415
+
+        if record.finished:
+            self._replace(NAME, record_bytes(record))
+        else:
+            put(str(self.root / NAME), record_bytes(record), replaces=ABSENT)
 
     def strangers(self) -> list[str]:
         """As that of a directory."""

@@ -1,7 +1,7 @@
 """Open blocks: checked dumps go in, commits come out.
 
-One thread writes shards, in order, and a pool encodes. Another thread commits, so that no fsync
-holds up the samples that come next. The event loop only hands over and is told when it is done, so a
+One thread writes shards, in order, and a pool encodes. Another thread commits, or a few where the store is in an
+object store, so that no fsync holds up the samples that come next. The event loop only hands over and is told when it is done, so a
 disk that stands still never stops it.
 """
 
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from extraction.spool import DumpInUseError
-from hsstore.errors import RefusedError
+from hsstore.errors import RefusedError, UnreachableError
 from hsstore.writer import BlockWriter
 
 if TYPE_CHECKING:
@@ -122,6 +122,9 @@ class BlockSink:
         """Raw bytes of these samples."""
         self.bytes_stored = 0
         """Their encoded bytes."""
+        self._away: UnreachableError | None = None
+        """Of the object store. Whoever comes next gets it at once, and what is open is given up without a
+        request: each would try for minutes, block by block."""
 
     @property
     def committed(self) -> int:
@@ -178,7 +181,7 @@ class BlockSink:
         if open_block.committing is not None:
             await asyncio.wait({open_block.committing})
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._disk, _drop_writer, open_block)
+        await loop.run_in_executor(self._disk, self._drop_writer, open_block)
         open_block.appended.clear()
 
     async def withdraw(self, samples: array[int]) -> list[int]:
@@ -249,6 +252,7 @@ class BlockSink:
         if item is not None:
             self._unfinished.append(item)
             try:
+                self._refuse_if_away()
                 writer = item.open_block.writer = item.writer = self._writer(item.open_block)
                 # No name for these bits: it would keep the dump mapped.
                 bits = self._store.bits
@@ -274,8 +278,9 @@ class BlockSink:
 
     def _lose_unfinished(self, error: BaseException) -> None:
         """Give up the blocks of samples that are not finished, and tell those who wait for them."""
+        self._note(error)
         for item in self._unfinished:
-            _drop_writer(item.open_block)
+            self._drop_writer(item.open_block)
             with contextlib.suppress(DumpInUseError):  # an encoder may still read it
                 item.dump.close()
             item.done.get_loop().call_soon_threadsafe(_tell_lost, item, error)
@@ -330,7 +335,7 @@ class BlockSink:
         try:
             self._finish()
         except BaseException:
-            writer.discard()
+            self._discard(writer)
             raise
         open_block.sealed = self._committer.submit(self._commit_in_thread, writer, failed)
         return open_block.sealed
@@ -338,19 +343,31 @@ class BlockSink:
     def _commit_in_thread(self, writer: BlockWriter, failed: dict[int, FailureReason]) -> set[int]:
         span = writer.block.span
         try:
+            self._refuse_if_away()
             committed = self._store.commit(writer, failed, lambda: self._claims.check(span))
-        except BaseException:
-            writer.discard()
+        except BaseException as error:
+            self._note(error)
+            self._discard(writer)
             raise
         with self._counting:
             self.bytes_stored += writer.new_bytes
         return committed
 
+    def _note(self, error: BaseException) -> None:
+        if isinstance(error, UnreachableError):
+            self._away = error
 
-def _drop_writer(open_block: OpenBlock) -> None:
-    if open_block.writer is not None:
-        open_block.writer.discard()
-        open_block.writer = None
+    def _refuse_if_away(self) -> None:
+        if self._away is not None:
+            raise UnreachableError(str(self._away))
+
+    def _drop_writer(self, open_block: OpenBlock) -> None:
+        if open_block.writer is not None:
+            self._discard(open_block.writer)
+            open_block.writer = None
+
+    def _discard(self, writer: BlockWriter) -> None:
+        writer.discard(abort=self._away is None)
 
 
 def _close(dump: Dump) -> None:

@@ -211,8 +211,14 @@ class BlockWriter:
         """Return which of these samples of the block have no states any more once it is published."""
         return complete - self._taken if self._shards else set()
 
-    def discard(self) -> None:
-        """Give up the block: everything taken is dropped, its partial files are removed."""
+    def discard(self, *, abort: bool = True) -> None:
+        """Give up the block: everything taken is dropped, its partial files are removed.
+
+        Parameters
+        ----------
+        abort : bool
+            End its uploads too: see `ShardUpload.discard`.
+        """
         for _, _, encoding in self._pending:
             encoding.cancel()
         for hashing in self._hashing.values():
@@ -220,7 +226,7 @@ class BlockWriter:
         self._pending.clear()
         self._hashing.clear()
         for shard in self._shards.values():
-            shard.discard()
+            shard.discard(abort=abort)
 
     def _encode(self, part: npt.NDArray[Any]) -> Encoded:
         buffer = self._codec.take_buffer()

@@ -189,9 +189,13 @@ class Upload:
         ------
         UnreachableError, InputError
         """
+        self.cancel()
+        abort(self._upload)
+
+    def cancel(self) -> None:
+        """Send no more of it, without a request: what the store has of it stays there."""
         for sending in self._parts:
             sending.cancel()
-        abort(self._upload)
 
     def _raise_first_error(self) -> None:
         for sending in self._parts:

@@ -104,9 +104,18 @@ class ShardUpload:
             raise ValueError("a shard is sealed before it is published")
         self.sent.complete()
 
-    def discard(self) -> None:
-        """Give up, as far as the store lets us; what stays is no object, and the next owner removes it."""
+    def discard(self, *, abort: bool = True) -> None:
+        """Give up, as far as the store lets us; what stays is no object, and the next owner removes it.
+
+        Parameters
+        ----------
+        abort : bool
+            Say so to the store; one that is away would be asked for minutes.
+        """
         self._file.close()
+        if not abort:
+            self._upload.cancel()
+            return
         with suppress(HsstoreError):  # the error that came before must not be hidden by another
             self._upload.abort()
 

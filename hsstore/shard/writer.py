@@ -91,7 +91,7 @@ class ShardWriter:
         with output_errors(self._final):
             publish(self._partial, self._final)
 
-    def discard(self) -> None:
+    def discard(self, *, abort: bool = True) -> None:  # noqa: ARG002  # of uploads
         """Give up: close and remove the partial file, as far as the disk lets us.
 
         Called after an error, which must not be hidden by another: a disk that turned read-only

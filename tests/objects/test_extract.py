@@ -5,20 +5,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from typer.testing import CliRunner
 
 import hsstore.cli  # noqa: F401  # registers the commands
+from extraction.block_sink import BlockSink, OpenBlock
 from extraction.status import RunStatus
 from hsstore.claims import Claims
 from hsstore.cli.app import app
+from hsstore.errors import UnreachableError
 from hsstore.location import RemotePath
+from hsstore.objects.retry import ATTEMPTS
 from hsstore.objects.write import find_uploads
 from hsstore.stage import PREFIX, Stage
 from hsstore.store import Store
 from hsstore.testing.invariants import check_same_data, complete_samples
+from hsstore.testing.stores import make_store, start_block
 from hsstore.verify import VerifyOptions, verify_store
 from tests.extraction.fake_server import serve_fake
 from tests.extraction.forks import forks
@@ -150,6 +155,36 @@ async def test_workers_that_are_killed_while_they_write_leave_no_bit_without_sta
     assert verify_store(url, VerifyOptions()).ok
     assert left_over(url) == []
     assert list((directory / "stage").iterdir()) == []
+
+
+async def test_what_is_open_when_the_store_is_away_is_given_up_without_a_request(
+    s3: S3, url: RemotePath
+) -> None:
+    store = make_store(url, [4] * 20)
+    with Claims(store, "run") as claims, ThreadPoolExecutor(1) as encoders:
+        claims.take([0, 1])
+        sink, asked = BlockSink(store, claims, "run", 1), []
+        blocks = [open_block(store, index, encoders) for index in range(3)]
+        s3.fail("reset", ".*", times=10_000)
+        s3.requests()
+        for block in blocks:
+            with pytest.raises(UnreachableError):
+                await sink.commit(block)
+            asked.append(len([one for one in s3.requests() if ".beat" not in one["path"]]))
+        sink.close()
+        s3.fail("", "", times=0)
+
+    assert asked == [ATTEMPTS, 0, 0]
+
+
+def open_block(store: Store, index: int, encoders: ThreadPoolExecutor) -> OpenBlock:
+    """Give a block with one sample, of which an upload was begun."""
+    block = store.layout.block(index)
+    sample = block.samples.start
+    writer = start_block(store, index, [sample], encoders, "run")
+    writer.flush()
+    tokens = {sample: store.input_ids(sample)}
+    return OpenBlock(block, tokens, set(), appended={sample}, writer=writer)
 
 
 async def gone(run: Fork) -> None:

@@ -1,14 +1,17 @@
 """Collect how the runs on a store are doing, though its file system may hang.
 
 First what lies in shared memory; the store's own files, and the copies of other hosts beside it,
-are read by a child process with a deadline. Under a URL the signs of life of its runs are their copies.
+are read by a child process with a deadline. Under a URL the signs of life of its runs are their copies; they are
+waited for where there is nothing else to show.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from concurrent.futures import Future
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from extraction.diagnosis.child import Child
@@ -17,7 +20,7 @@ from extraction.diagnosis.find import find_pages
 from extraction.diagnosis.last_seen import parse_copies, parse_report
 from extraction.page import read_page
 from extraction.status import RunStatus, WatchStatus, watch_path
-from hsstore.errors import CorruptStoreError, HsstoreError
+from hsstore.errors import CorruptStoreError, HsstoreError, UnreachableError
 from hsstore.location import RemotePath, absolute_text
 from hsstore.report import (
     RunReport,
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
     from hsstore.location import Location
 
 DEADLINE_SECONDS = 3.0
+OBJECTS_SECONDS = 10.0
+"""So long an object store is waited for where a run of this machine can be shown without it."""
 SHOWN_COPIES = 5
 """Of runs that have ended."""
 
@@ -55,6 +60,8 @@ class StatusReader:
         self._store = absolute_text(store)
         self._hangs = ""
         self._real = ""
+        self._asked: Future[dict[str, Any]] | None = None
+        """What an object store was asked, and has not answered yet."""
 
     def read(self) -> StatusReport:
         """Look now. A file system that did not answer once is not asked again.
@@ -87,7 +94,7 @@ class StatusReader:
 
     def _ask_disk(self) -> dict[str, Any]:
         if isinstance(self._location, RemotePath):
-            return _read_objects(self._location)
+            return self._ask_objects(self._location)
         if self._hangs:
             return {}
         child = Child(lambda tell: _read_disk(Path(self._store), tell))
@@ -97,6 +104,35 @@ class StatusReader:
             return {}
         found: dict[str, Any] = answer.result or {"unread": answer.error}
         return found
+
+    def _ask_objects(self, store: RemotePath) -> dict[str, Any]:
+        can_wait = not find_pages().of(self._store)
+        asked = self._asked = self._asked or _in_background(store)
+        try:
+            return asked.result(None if can_wait else OBJECTS_SECONDS)
+        except TimeoutError:  # the next look may find what has come by then
+            return {"unread": f"no answer in {OBJECTS_SECONDS:.0f} s so far"}
+        except UnreachableError as error:
+            if can_wait:
+                raise
+            return {"unread": str(error)}
+        finally:
+            if asked.done():
+                self._asked = None
+
+
+def _in_background(store: RemotePath) -> Future[dict[str, Any]]:
+    """Read a store in a thread that nobody waits for at the end."""
+    answer: Future[dict[str, Any]] = Future()
+
+    def read() -> None:
+        try:
+            answer.set_result(_read_objects(store))
+        except BaseException as error:  # noqa: BLE001  # whoever asks gets it
+            answer.set_exception(error)
+
+    Thread(target=read, name="status", daemon=True).start()
+    return answer
 
 
 def _local(page: FoundPage) -> RunReport:

@@ -12,8 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 import hsstore.cli  # noqa: F401  # registers the commands
+from extraction import status_report
 from extraction.block_sink import BlockSink, OpenBlock
-from extraction.status import RunStatus
+from extraction.status import RunStatus, run_directory
+from extraction.status_report import StatusReader
+from extraction.watchdog.pages import RunPages
 from hsstore.claims import Claims
 from hsstore.cli.app import app
 from hsstore.errors import UnreachableError
@@ -208,6 +211,36 @@ def test_status_shows_the_runs_at_work_by_their_signs_of_life(s3: S3, mixed: Pat
     assert "no run is going on here" in after.stdout
     assert f"of {len(store):,} samples complete" in after.stdout
     assert (nothing.exit_code, "no hsstore store is there" in nothing.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("what", "times", "patience_seconds", "said"),
+    [("delay", 1, 0.2, "no answer in"), ("reset", ATTEMPTS, PATIENCE_SECONDS, "tried 9 times")],
+)
+def test_status_shows_a_run_of_this_machine_also_while_the_store_is_away(
+    s3: S3,
+    mixed: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+    times: int,
+    patience_seconds: float,
+    said: str,
+) -> None:
+    url = s3.shared(mixed)
+    pages, reader = RunPages.create(run_directory(), url), StatusReader(RemotePath(url))
+    try:
+        pages.status.write(RunStatus(run="0123456789ab", phase="extracting", store=url))
+        monkeypatch.setattr(status_report, "OBJECTS_SECONDS", patience_seconds)
+        s3.fail(what, ".*", times=times, seconds=1)
+        away = reader.read()
+        monkeypatch.setattr(status_report, "OBJECTS_SECONDS", PATIENCE_SECONDS)
+        there = reader.read()
+    finally:
+        pages.remove()
+
+    assert [run.run for run in away.runs] == ["0123456789ab"]
+    assert said in away.unread
+    assert (away.samples, there.samples, there.unread) == (None, len(Store.open(mixed)), "")
 
 
 def test_the_stage_of_a_run_is_removed_by_it_or_by_the_next_one_when_it_is_dead(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 
 SAY_SECONDS = 60.0
 SHOWN_RANGES = 20
+LOOKS_AT_ONCE = 16
 
 
 @dataclass(slots=True)
@@ -83,8 +85,9 @@ class Peers:
 
     def _find(self, pending: Mapping[int, npt.NDArray[np.int64]]) -> list[_Peer]:
         found: dict[str, _Peer] = {}
-        for span, samples in pending.items():
-            owner = self._claims.owner(span)
+        with ThreadPoolExecutor(LOOKS_AT_ONCE) as threads:  # an object store takes long to answer
+            owners = list(threads.map(self._claims.owner, pending))
+        for (span, samples), owner in zip(pending.items(), owners, strict=True):
             if owner is None:  # given back this moment
                 continue
             if owner.run not in found:

@@ -13,13 +13,14 @@ import logging
 import math
 import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
 from typing_extensions import override
 
 from extraction.block_order import by_block, span_order
-from extraction.peers import Peers
+from extraction.peers import LOOKS_AT_ONCE, Peers
 from extraction.work import Work
 from hsstore.claims import Claims
 
@@ -166,8 +167,8 @@ class SharedWork(Work):
                     (one for one in self._untried if one in self._preferred), self._untried[0]
                 )
                 self._untried.remove(span)
-                # First a look: others are kept out of a span while it is ours.
-                if len(self._pending(span)) and self._claims.try_to_take(span):
+                # First a look, if it was not just now: others are kept out of a span while it is ours.
+                if (fresh or len(self._pending(span))) and self._claims.try_to_take(span):
                     samples = self._pending(span)  # again, now that nobody else changes it
                     self._elsewhere.pop(span, None)
                     if len(samples):
@@ -202,8 +203,10 @@ class SharedWork(Work):
         return {span: part for span, part in by_span.items() if span not in self._open}
 
     def _pending_in(self, spans: Iterable[int]) -> dict[int, npt.NDArray[np.int64]]:
-        found = {span: self._pending(span) for span in spans if span not in self._open}
-        return {span: samples for span, samples in found.items() if len(samples)}
+        wanted = [span for span in spans if span not in self._open]
+        with ThreadPoolExecutor(LOOKS_AT_ONCE) as threads:  # an object store takes long to answer
+            found = zip(wanted, threads.map(self._pending, wanted), strict=True)
+            return {span: samples for span, samples in found if len(samples)}
 
     def _pending(self, span: int) -> npt.NDArray[np.int64]:
         where = self._store.layout.span_slice(span)

@@ -42,11 +42,13 @@ class Preflight(Record):
     tokens: int
     shards: int
     files: int
-    """New files, at most."""
+    """New files, or objects, at most."""
     bytes_raw: int
     bytes_stored_estimate: int
     bytes_free: int
     files_free: int | None
+    is_staged: bool
+    """The store is in an object store, and what is free is free in the stage."""
     spool_budget_bytes: int
     """Of all servers' spools."""
     memory_bytes: int
@@ -60,12 +62,13 @@ class Preflight(Record):
     def lines(self) -> list[str]:
         """Say it for people."""
         gb = 1e-9
+        files, disk = ("objects", "in the stage") if self.is_staged else ("files", "on disk")
         need = (
             f"{self.samples:,} samples, {self.tokens:,} tokens: {self.bytes_raw * gb:,.3f} GB raw, "
-            f"about {self.bytes_stored_estimate * gb:,.3f} GB stored in {self.files:,} files"
+            f"about {self.bytes_stored_estimate * gb:,.3f} GB stored in {self.files:,} {files}"
         )
         have = (
-            f"{self.bytes_free * gb:,.2f} GB free on disk; spool budget "
+            f"{self.bytes_free * gb:,.2f} GB free {disk}; spool budget "
             f"{self.spool_budget_bytes * gb:,.3f} GB, memory budget {self.memory_bytes * gb:,.3f} "
             f"GB; the largest dump takes {self.largest_dump_bytes * gb:,.4f} GB"
         )
@@ -166,6 +169,7 @@ def preflight(
         bytes_stored_estimate=int(raw / usual_ratio),
         bytes_free=space.free_bytes,
         files_free=space.free_files,
+        is_staged=staged_shard_bytes is not None,
         spool_budget_bytes=all_spools_bytes or spool_budget_bytes,
         memory_bytes=memory_bytes,
         largest_dump_bytes=largest,

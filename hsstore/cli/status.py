@@ -34,8 +34,8 @@ def status(
 ) -> None:
     """Show the runs on a store: progress, rates, stages, last errors, last stall.
 
-    Answers also while the store's file system hangs, or its object store is away. Runs of other hosts are shown from the copies
-    beside the store, with their age; under a URL these are the signs of life that runs at work put there.
+    Answers also while the store's file system hangs, or its object store is away. Runs of other hosts are shown from the
+    copies beside the store, with their age; under a URL these are the signs of life that runs at work put there.
     """
     from extraction.status_report import StatusReader
 

@@ -112,6 +112,8 @@ def test_before_an_object_store_only_what_is_on_its_way_needs_room_here() -> Non
     cramped = check(space=Space(100, 1), staged_shard_bytes=1)
 
     assert report.bytes_free == 1 << 20
+    need, have, *_ = report.lines()
+    assert ("GB free in the stage" in have, need.endswith("objects")) == (True, True)
     assert "name another directory with --stage" in cramped.problems[0]
     with pytest.raises(RefusedError, match="more, and at least"):
         check(space=Space(100, 1)).refuse_problems()

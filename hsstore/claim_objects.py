@@ -124,6 +124,7 @@ class ClaimObjects(ClaimPlace):
             self._beat_version = put(self._sign, self.me.text(), replaces=ABSENT)
         except ConflictError:
             raise RefusedError(f"run {me.run} is already going on") from None
+        _ended.discard(me.run)
         self._refuse_what_ignores_conditions()
         self._renew()
         self._beat = Beat(self._renew_quietly)

@@ -226,7 +226,7 @@ class Claims:
         if owner != self._me:
             raise RefusedError(
                 f"span {span} was taken over by {owner.who if owner else 'nobody'} while this run was writing it; "
-                "this run has written nothing since"
+                "this run writes nothing more there"
             )
 
     def has_shard(self, shard: int) -> bool:

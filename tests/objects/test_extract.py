@@ -166,7 +166,8 @@ async def test_what_is_open_when_the_store_is_away_is_given_up_without_a_request
     store = make_store(url, [4] * 20)
     with Claims(store, "run") as claims, ThreadPoolExecutor(1) as encoders:
         claims.take([0, 1])
-        sink, asked = BlockSink(store, claims, "run", 1), []
+        sink = BlockSink(store, claims, "run", 1)
+        asked: list[int] = []
         blocks = [open_block(store, index, encoders) for index in range(3)]
         s3.fail("reset", ".*", times=10_000)
         s3.requests()

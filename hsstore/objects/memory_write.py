@@ -8,16 +8,7 @@ from threading import Lock
 from typing_extensions import override
 
 from hsstore.objects.memory import MemoryBackend, version_of
-from hsstore.objects.puts import (
-    ABSENT,
-    ConflictError,
-    Part,
-    Put,
-    Stat,
-    UploadEndedError,
-    UploadId,
-    WritableBackend,
-)
+from hsstore.objects.puts import ABSENT, ConflictError, Part, Put, Stat, UploadId, WritableBackend
 
 _lock = Lock()
 _tokens: dict[tuple[str, str], str] = {}
@@ -61,7 +52,7 @@ class MemoryStore(MemoryBackend, WritableBackend):
     @override
     async def send(self, upload: UploadId, number: int, data: bytes, checksum: str) -> Part:
         if upload not in _begun:
-            raise UploadEndedError(upload.url)
+            raise ConflictError(upload.url, upload_is_gone=True)
         _begun[upload][1][number] = data
         return Part(number, "", checksum)
 
@@ -69,7 +60,7 @@ class MemoryStore(MemoryBackend, WritableBackend):
     async def complete(self, upload: UploadId, parts: tuple[Part, ...], replaces: str) -> str:
         with _lock:
             if upload not in _begun:
-                raise UploadEndedError(upload.url)
+                raise ConflictError(upload.url, upload_is_gone=True)
             token, data = _begun[upload]
             whole = b"".join(data[part.number] for part in parts)
             version = self._put(Put(upload.url, whole, replaces), token)

@@ -22,28 +22,22 @@ ABSENT: Final = ""
 class ConflictError(RefusedError):
     """The object is not what was to be replaced, so nothing was written: somebody else writes it."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, upload_is_gone: bool = False) -> None:
         super().__init__(url)
         self.url = url
+        self.upload_is_gone = upload_is_gone
 
     @override
     def __str__(self) -> str:
         """Say it for people."""
+        if self.upload_is_gone:
+            return (
+                f"what was sent of {self.url} is gone, and this was not written: whoever has taken over has ended "
+                "the upload, or a lifecycle rule has. See that nobody else writes there, then run the same command again"
+            )
         return (
             f"{self.url} is not what it was: somebody else has written it meanwhile, and this was not written. "
             "See that nobody else writes there, then run the same command again"
-        )
-
-
-class UploadEndedError(ConflictError):
-    """The upload is gone, so nothing was written."""
-
-    @override
-    def __str__(self) -> str:
-        """Say it for people."""
-        return (
-            f"what was sent of {self.url} is gone, and this was not written: whoever has taken over has ended the "
-            "upload, or a lifecycle rule has. See that nobody else writes there, then run the same command again"
         )
 
 
@@ -110,7 +104,7 @@ class WritableBackend(Refusing, Protocol):
         ...
 
     async def complete(self, upload: UploadId, parts: tuple[Part, ...], replaces: str) -> str:
-        """Make the parts an object; return its version. UploadEndedError where there is no such upload any more."""
+        """Make the parts an object; return its version. ConflictError too where there is no such upload any more."""
         ...
 
     async def abort(self, upload: UploadId) -> None:

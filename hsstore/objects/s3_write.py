@@ -13,16 +13,7 @@ from typing import TYPE_CHECKING
 from botocore.exceptions import ClientError
 from typing_extensions import override
 
-from hsstore.objects.puts import (
-    ABSENT,
-    ConflictError,
-    Part,
-    Put,
-    Stat,
-    UploadEndedError,
-    UploadId,
-    WritableBackend,
-)
+from hsstore.objects.puts import ABSENT, ConflictError, Part, Put, Stat, UploadId, WritableBackend
 from hsstore.objects.s3 import READ_SECONDS, S3Backend, error_code, error_status, split
 
 if TYPE_CHECKING:
@@ -31,8 +22,8 @@ if TYPE_CHECKING:
 TOKEN = "hsstore-put"  # noqa: S105  # the name of a field
 SLOWEST_SENT_BYTES = 128 << 10
 """A second, on top of READ_SECONDS: several parts share a line, so each may be slower than what is read."""
-_OTHERWISE = frozenset({"PreconditionFailed", "NoSuchKey"})
-"""Codes of a condition that is not met: the object is another one, or gone."""
+_OTHERWISE = frozenset({"PreconditionFailed", "NoSuchKey", "NoSuchUpload"})
+"""Codes of a condition that is not met: the object is another one, or gone, or the upload is."""
 
 
 class S3Store(S3Backend, WritableBackend):
@@ -156,8 +147,7 @@ def _conflicts(url: str) -> Iterator[None]:
     try:
         yield
     except ClientError as error:
-        if error_code(error) == "NoSuchUpload":
-            raise UploadEndedError(url) from None
         if error_code(error) in _OTHERWISE or error_status(error) == 412:
-            raise ConflictError(url) from None
+            is_gone = error_code(error) == "NoSuchUpload"
+            raise ConflictError(url, upload_is_gone=is_gone) from None
         raise

@@ -18,9 +18,12 @@ from hsstore.claim import Claim
 from hsstore.cli.app import app
 from hsstore.consolidate import consolidate
 from hsstore.errors import RefusedError
+from hsstore.export.place import place_of
+from hsstore.export.record import new_record
 from hsstore.location import RemotePath, locate
-from hsstore.objects.puts import ABSENT
+from hsstore.objects.puts import ABSENT, ConflictError
 from hsstore.objects.write import Upload, find_uploads, head, put
+from hsstore.report import ExportRequest
 from hsstore.testing.finite import commit_states, finite_states
 from hsstore.testing.invariants import encoded_sample
 from hsstore.testing.stores import make_store
@@ -259,6 +262,22 @@ def test_an_export_under_a_url_goes_on_where_it_was_cut_off(s3: S3, mixed: Path)
     strange = command("export", mixed, url.parent, *name)
     assert strange.exit_code == 3
     assert "is not empty" in strange.stderr
+
+
+def test_of_two_exports_that_begin_in_one_place_at_once_one_is_refused(mixed: Path) -> None:
+    """Their rows may be other samples, where the store has grown meanwhile."""
+    store, place = hsstore.open(mixed), place_of(RemotePath(f"memory://states/{next(NAMES)}"))
+    request = ExportRequest(trainer="eagle", store=store.spec.store, plan_hash="")
+    one, other = (new_record(store, request, "post-norm", np.arange(samples)) for samples in (1, 2))
+    place.write_record(one)
+
+    with pytest.raises(ConflictError, match=r"hsstore-export\.json is not what it was"):
+        place.write_record(other)
+
+    assert place.read_record() == one
+    finished = one.model_copy(update={"finished": True})
+    place.write_record(finished)
+    assert place.read_record() == finished
 
 
 def test_files_under_a_url_are_imported_into_a_store_under_a_url(

@@ -17,15 +17,12 @@ import hsstore
 import hsstore.cli
 from hsstore.cli.app import app
 from hsstore.errors import CorruptStoreError, InputError
-from hsstore.export.place import place_of
-from hsstore.export.record import new_record
 from hsstore.importing.fetched import FetchedFiles
 from hsstore.location import RemotePath, locate
 from hsstore.objects.files import put_file
 from hsstore.objects.puts import ABSENT, ConflictError
 from hsstore.objects.retry import describe
 from hsstore.objects.write import put
-from hsstore.report import ExportRequest
 from hsstore.shard import shard_path
 from hsstore.shard.index import index_bytes
 from hsstore.shard.remote import RemoteShard
@@ -206,22 +203,6 @@ def test_a_shard_that_is_replaced_while_it_is_copied_is_refused() -> None:
         with pytest.raises(ConflictError, match=f"{shard} is not what it was"):
             writer.copy([0, 1], store.payload, lengths())
         writer.discard()
-
-
-def test_of_two_exports_that_begin_in_one_place_at_once_one_is_refused(mixed: Path) -> None:
-    """Their rows may be other samples, where the store has grown meanwhile."""
-    store, place = hsstore.open(mixed), place_of(RemotePath(f"memory://states/{next(NAMES)}"))
-    request = ExportRequest(trainer="eagle", store=store.spec.store, plan_hash="")
-    one, other = (new_record(store, request, "post-norm", np.arange(samples)) for samples in (1, 2))
-    place.write_record(one)
-
-    with pytest.raises(ConflictError, match=r"hsstore-export\.json is not what it was"):
-        place.write_record(other)
-
-    assert place.read_record() == one
-    finished = one.model_copy(update={"finished": True})
-    place.write_record(finished)
-    assert place.read_record() == finished
 
 
 def test_files_are_fetched_into_a_room_that_has_an_end(

@@ -205,10 +205,11 @@ class Fleet:
     def _update(self, addresses: tuple[ServerAddress, ...]) -> None:
         """Add those that are new, and let go those that are there no more."""
         known = {member.address: member for member in self.members}
-        spools = {os.path.realpath(address.spool) for address in known}
+        names = {address.url for address in known}
+        names |= {os.path.realpath(address.spool) for address in known}
         for address in addresses:
-            # A spool that is named in another way first has to be left by whoever has it.
-            if address not in known and os.path.realpath(address.spool) not in spools:
+            # What is named in another way first has to be left by whoever has it.
+            if names.isdisjoint((address.url, os.path.realpath(address.spool))):
                 member = Member(address)
                 self.members.append(member)
                 member.task = self._start(self._live(member))

@@ -51,6 +51,7 @@ async def run_here(
     store: Location, url: str, spool: Path, data: Path | None = None, **options: Any
 ) -> Outcome:
     """Run to the end; fails when asyncio complains of a task, a future or a callback."""
+    before = asyncio.all_tasks()
     complaints: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, one: complaints.append(one))
     files = (data,) if data else ()
@@ -65,19 +66,19 @@ async def run_here(
     finally:
         logging.getLogger("extraction").removeHandler(log)
         page.remove()
-    await _no_tasks_left()
+    await _no_tasks_left(before)
     gc.collect()
     assert not complaints, complaints
     assert status is not None
     return Outcome(code, status.message, status, "\n".join(log.lines))
 
 
-async def _no_tasks_left() -> None:
-    """Let cancelled tasks end; whatever still runs then was forgotten."""
+async def _no_tasks_left(before: set[asyncio.Task[Any]]) -> None:
+    """Let cancelled tasks end; whatever still runs then, and is new, was forgotten."""
     await asyncio.sleep(0.01)
     left = [
         task
-        for task in asyncio.all_tasks() - {asyncio.current_task()}
+        for task in asyncio.all_tasks() - before
         if "extraction/" in task.get_coro().cr_code.co_filename  # type: ignore[union-attr]
         and "tests/" not in task.get_coro().cr_code.co_filename  # type: ignore[union-attr]
     ]

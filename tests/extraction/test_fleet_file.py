@@ -26,6 +26,7 @@ from tests.extraction.test_fleet import (
     wait_until,
     write,
 )
+from tests.relay.given import TOKEN, relay
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,6 +56,27 @@ async def test_a_server_that_is_named_in_another_way_goes_on_under_its_new_name(
     assert outcome.code == 0, outcome.message
     assert "is not used" not in outcome.log
     assert [(one.url, one.state) for one in outcome.status.servers] == [(url, "up")]
+    verify(store, SAMPLES)
+
+
+async def test_a_relay_that_is_named_in_another_way_is_left_before_it_is_used_again(
+    store: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HSSTORE_RELAY_TOKEN", TOKEN)
+    async with serve(store, "a") as (a,), relay(a.spool.directory.path) as url:
+        a.hold, a.held = asyncio.Event(), set(range(20, SAMPLES))
+        file = store.parent / "servers.txt"
+        file.write_text(f"{a.url}={url}")
+        running = asyncio.create_task(run_with_file(store, file, data))
+        await a.wait_for_requests(20)
+        file.write_text(f"{a.url}={url.replace('127.0.0.1', 'localhost')}")
+        await asyncio.sleep(1.5)
+        a.hold.set()
+        outcome = await running
+
+    assert outcome.code == 0, outcome.message
+    assert "another session begins" not in outcome.log  # the relay's word
+    assert asked(a) == list(range(SAMPLES))
     verify(store, SAMPLES)
 
 

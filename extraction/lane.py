@@ -183,11 +183,9 @@ def spool_budgets(addresses: Sequence[ServerAddress], wanted_bytes: int | None) 
     return [budget for _, budget in budgets]
 
 
-@contextmanager
-def _promise(
+def _make_promise(
     setting: Setting, address: ServerAddress, spool: SpoolView, peers: Collection[ServerAddress]
-) -> Iterator[Promise]:
-    """Hold a part of the memory behind a spool, which nobody else is promised meanwhile."""
+) -> Promise:
     host = address.memory_host
     memory = host, 0 if host else address.spool.stat().st_dev
     others = [one.budget for one in setting.promises if one.memory == memory]
@@ -198,7 +196,18 @@ def _promise(
         promised_bytes=sum(max(0, one.limit_bytes - one.used_bytes) for one in others),
         used_bytes=sum(one.used_bytes for one in others),
     )
-    promise = Promise(memory, ByteBudget(limit))
+    return Promise(memory, ByteBudget(limit))
+
+
+@contextmanager
+def _promise(
+    setting: Setting, address: ServerAddress, spool: SpoolView, peers: Collection[ServerAddress]
+) -> Iterator[Promise]:
+    """Hold a part of the memory behind a spool, which nobody else is promised meanwhile."""
+    try:
+        promise = _make_promise(setting, address, spool, peers)
+    except OSError as error:  # it was removed just now
+        raise InterruptedRunError(f"spool {address.spool} cannot be used: {error}") from error
     setting.promises.append(promise)
     try:
         yield promise

@@ -149,10 +149,10 @@ class SpoolView:
         return sum_heartbeats([first, *(beat for beat in further if beat is not None)])
 
     def scan(self) -> SpoolScan:
-        """List the files of all runs, dead ones included."""
+        """List the files of all runs, dead ones included; none where the spool was removed."""
         scan = SpoolScan(free_bytes=self._free.allocated_bytes())
         kinds = {FINISHED: scan.finished, PART: scan.partial, ERROR: scan.errors}
-        with os.scandir(self.directory.path) as entries:
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.directory.path) as entries:
             for entry in entries:
                 stem, dot, kind = entry.name.rpartition(".")
                 rid = RequestId.parse(stem)
@@ -293,10 +293,7 @@ class SpoolClient(SpoolView):
         Also those that are mapped: the run is over, and only a server that writes into the file
         could change what a mapping shows.
         """
-        try:
-            scan = self.scan()
-        except FileNotFoundError:
-            return  # the whole spool was removed
+        scan = self.scan()
         for rid in {*scan.finished, *scan.partial, *scan.errors}:
             if rid.run == run:
                 self._remove(rid)

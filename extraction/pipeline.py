@@ -237,9 +237,9 @@ class Pipeline:
         """Wait for a server; None where none can hold the sample any more."""
         rid, nbytes = self._new_rid(sample), self._dump_bytes(sample)
         with self.stages.at("queue", rid):
-            lane = await self.fleet.admission.place(nbytes, again=again)
-        if lane is None:
-            return None
+            while (lane := await self.fleet.admission.place(nbytes, again=again)) is None:
+                if self._too_large(sample):  # else a larger spool came just now
+                    return None
         self.holdings.charge(sample, lane, nbytes)
         return Placed(lane, rid)
 

@@ -304,7 +304,7 @@ class Fleet:
                 # One that is only sick gets no more than a try now and then.
                 if self.admission.lanes:
                     await unless(member.leaves, asyncio.sleep(member.pause_seconds(lane)))
-                if lane.link.up.is_set():
+                if lane.link.up.is_set() and not member.lost:
                     self._admit(member, lane)
                     return
             except InterruptedRunError as error:

@@ -218,13 +218,14 @@ class Fleet:
                 self._let_go(member)
 
     def _let_go(self, member: Member) -> None:
-        if member.state == "dropped" and member.lane is None:
+        if member.state == "dropped" and member.task is not None and member.task.done():
             self.members.remove(member)  # named again, it gets another chance
             self._gone.append(member)
         elif member.state != "leaving":
             log.info("server %s is asked for nothing more", member.address.url)
             member.state, member.message = "leaving", "taken out of the servers file"
-            self._send_away(member)
+            if not member.leaves.is_set():  # else its lane is being closed
+                self._send_away(member)
 
     async def _follow_file(self) -> None:
         """Read the file again and again; end the run when nobody is named for too long."""

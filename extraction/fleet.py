@@ -234,7 +234,8 @@ class Fleet:
             self._update(await asyncio.to_thread(self._servers.read))
             if self._over_due() and not any(member.counts for member in self.members):
                 nobody = InterruptedRunError(f"no server is left: {self._servers.file} names none")
-                self._fail(self._last_error if self.members else nobody)
+                dropped = any(member.state == "dropped" for member in self.members)
+                self._fail(self._last_error if dropped else nobody)
 
     async def _live(self, member: Member) -> None:
         """Be the task of a member, until it is dropped or has left."""

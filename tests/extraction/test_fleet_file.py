@@ -107,6 +107,22 @@ async def test_a_file_that_names_nobody_at_the_start_is_told_at_once(
     assert "servers.txt names no server" in outcome.message
 
 
+async def test_why_a_server_was_refused_that_is_named_no_more_is_not_why_the_run_ends(
+    store: Path, data: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serve(store, "a", "b") as (a, b):
+        b.key = "secret"
+        a.hold, a.held = asyncio.Event(), set(range(20, SAMPLES))
+        file = write(store.parent / "servers.txt", a, b)
+        running = asyncio.create_task(run_with_file(store, file, data, server_wait_seconds=1.0))
+        await a.wait_for_requests(20)
+        await wait_until(lambda: f"server {b.url} is not used" in caplog.text)
+        write(file)
+        outcome = await running
+
+    assert (outcome.code, "servers.txt names none" in outcome.message) == (75, True)
+
+
 async def test_servers_that_are_not_there_are_shown_from_the_first_contact_on(
     store: Path, data: Path
 ) -> None:

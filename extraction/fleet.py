@@ -66,7 +66,7 @@ class Fleet:
         self._servers = servers
         self._failed = failed
         self._opened: asyncio.Future[Lane] = asyncio.get_running_loop().create_future()
-        self._joined = asyncio.Event()
+        self._joined: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._recorded = asyncio.Event()
         self._last_error: HsstoreError = InterruptedRunError("no server is left")
         self._following: asyncio.Task[None] | None = None
@@ -113,13 +113,8 @@ class Fleet:
             None may.
         """
         self._recorded.set()
-        joined = asyncio.create_task(self._joined.wait())
-        either: set[asyncio.Future[Any]] = {joined, self.failure}
-        try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            joined.cancel()
-        if not self._joined.is_set():
+        await asyncio.wait({self._joined, self.failure}, return_when=asyncio.FIRST_COMPLETED)
+        if not self._joined.done():
             self._raise_failure()
 
     def records(self) -> tuple[ServerRecord, ...]:
@@ -322,7 +317,8 @@ class Fleet:
             log.info("server %s is asked for samples", lane.address.url)
         member.state, member.message, member.away_since_seconds = "up", "", None
         self.admission.open(lane)
-        self._joined.set()
+        if not self._joined.done():
+            self._joined.set_result(None)
 
     def _retire(self, member: Member, lane: Lane) -> None:
         self.admission.close(lane)
@@ -367,7 +363,7 @@ class Fleet:
 
     def _has_others(self, member: Member) -> bool:
         others = any(one.counts for one in self.members if one is not member)
-        return others or (self._servers.file is not None and self._joined.is_set())
+        return others or (self._servers.file is not None and self._joined.done())
 
     def _over_due(self) -> bool:
         """Whether no server could be asked for longer than the user will wait."""

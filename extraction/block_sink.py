@@ -160,13 +160,16 @@ class BlockSink:
             await self._pump
 
     async def commit(self, open_block: OpenBlock) -> None:
-        """Commit what the block holds; goes through even when the caller is cancelled.
+        """Commit what the block holds now; goes through even when the caller is cancelled.
+
+        What others append meanwhile is left to the next commit: they may go on for long.
 
         Raises
         ------
         OutputError, RefusedError
         """
-        while open_block.appended or open_block.failed or open_block.committing:
+        held = set(open_block.appended)
+        while held & open_block.appended or open_block.failed or open_block.committing:
             if open_block.committing is None:
                 open_block.committing = asyncio.create_task(self._commit(open_block))
             task = open_block.committing

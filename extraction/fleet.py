@@ -288,7 +288,11 @@ class Fleet:
                 await self._revive(member, lane)
         while not lane.is_idle:
             if not (lane.bound or lane.checks):
-                await self.on_ended(lane)
+                try:
+                    await self.on_ended(lane)
+                except HsstoreError as error:  # the store's, not this server's
+                    self._fail(error)
+                    return
             if not lane.is_idle:
                 await self.admission.wait_for_change()
 
@@ -331,9 +335,7 @@ class Fleet:
         """Go on without a server that is the wrong one; where it is the only one, end the run."""
         if not self._has_others(member):
             self._fail(error)
-        elif member.state == "leaving":
-            return
-        else:
+        elif member.state != "leaving":
             log.warning("server %s is not used: %s", member.address.url, error)
             self._mark_dropped(member, error)
 
@@ -367,9 +369,8 @@ class Fleet:
 
     def _over_due(self) -> bool:
         """Whether no server could be asked for longer than the user will wait."""
-        if any(member.proves_itself for member in self.members):
-            return False
-        return self._waited_enough(self.admission.nobody_since_seconds)
+        proving = any(member.proves_itself for member in self.members)
+        return not proving and self._waited_enough(self.admission.nobody_since_seconds)
 
     def _waited_enough(self, since_seconds: float | None) -> bool:
         if since_seconds is None:

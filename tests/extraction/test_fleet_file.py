@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +12,7 @@ import extraction.asking
 import extraction.contact
 import extraction.fleet
 from extraction.addresses import ServerAddress
+from hsstore.store import Store
 from hsstore.testing.stores import make_store
 from tests.extraction.fake_model import Fault
 from tests.extraction.processes import verify
@@ -105,6 +107,29 @@ async def test_a_file_that_names_nobody_at_the_start_is_told_at_once(
 
     assert outcome.code == 2
     assert "servers.txt names no server" in outcome.message
+
+
+async def test_a_commit_that_is_refused_when_a_server_leaves_is_no_fault_of_the_server(
+    store: Path, data: Path
+) -> None:
+    async with serve(store, "a", "b") as (a, b):
+        a.hold, b.hold = asyncio.Event(), asyncio.Event()
+        a.held = b.held = set(range(20, SAMPLES))
+        file = write(store.parent / "servers.txt", a, b)
+        options = {"shard_rows": 8192, "span_samples": SAMPLES}  # one block
+        running = asyncio.create_task(run_with_file(store, file, data, **options))
+        await wait_until(lambda: {20, 21, 22, 23} <= set(asked(a, b)))
+        claim = Store.open(store).runs_path / "claims" / "0"
+        claim.write_text(re.sub(r'"run":"\w+"', '"run":"thief"', claim.read_text()))
+        write(file, b)
+        await asyncio.sleep(0.3)
+        a.hold.set()
+        async with asyncio.timeout(30):
+            outcome = await running
+
+    assert outcome.code == 3, outcome.message
+    assert "taken over by run thief" in outcome.message
+    assert f"server {a.url} is not used" not in outcome.log
 
 
 async def test_why_a_server_was_refused_that_is_named_no_more_is_not_why_the_run_ends(

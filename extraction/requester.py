@@ -210,7 +210,8 @@ class Requester:
                 self.on_answer(rid)
                 waiting.discard(answer)
             if not arrival.done():
-                patience.check(coming=self._spool.is_coming(rid))
+                coming, cut_seconds = self._spool.is_coming(rid), self._spool.cut_seconds()
+                patience.check(coming=coming, cut_seconds=cut_seconds)
         failure = arrival.result()
         if failure is not None:
             await _raise_for(failure, answer)
@@ -276,13 +277,15 @@ class _Patience:
         """Take note that the answer over HTTP has come."""
         self._answered = self._queued = self._loop.time()
 
-    def check(self, *, coming: bool) -> None:
+    def check(self, *, coming: bool, cut_seconds: float) -> None:
         """Raise when there is nothing to wait for any more.
 
         Parameters
         ----------
         coming : bool
             The dump may be finished, and on its way from another machine.
+        cut_seconds : float
+            For so long nothing can come from there.
 
         Raises
         ------
@@ -294,6 +297,8 @@ class _Patience:
             if min(now - self._sent, still_seconds) > self._timeout_seconds:
                 raise ServerAwayError(f"no answer and no heartbeat for {now - self._sent:.0f} s")
             return
+        if cut_seconds > self._timeout_seconds:
+            raise ServerAwayError(f"its relay has not answered for {cut_seconds:.0f} s")
         if coming:
             self._answered = self._queued = now
             return

@@ -28,6 +28,11 @@ class Line:
         """Whether the relay has been silent for too long."""
         return self._silent_seconds > CUT_SECONDS
 
+    @property
+    def cut_seconds(self) -> float:
+        """For how long the relay has been silent; 0 while the line is not cut."""
+        return self._silent_seconds if self.is_cut else 0.0
+
     def good(self) -> None:
         """Take note of an answer."""
         if self._said_at:

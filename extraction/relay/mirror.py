@@ -94,7 +94,7 @@ class Mirror:
         await asyncio.to_thread(self._close)
 
     async def connect(self, timeout_seconds: float) -> None:
-        """Wait until the relay has answered.
+        """Wait until the relay has answered, and does so still.
 
         Raises
         ------
@@ -104,7 +104,7 @@ class Mirror:
             It wants another token, speaks another version, or is no relay.
         """
         deadline = time.monotonic() + timeout_seconds
-        while not self._listed.is_set():
+        while not self._listed.is_set() or self._line.is_cut:
             self._check_going()
             if time.monotonic() > deadline:
                 raise self._not_answering(timeout_seconds)
@@ -171,6 +171,11 @@ class Mirror:
     def is_coming(self, rid: RequestId) -> bool:
         """Tell whether a dump may be finished there, and not be here yet."""
         return self._line.is_cut or self._downloads.is_coming(rid)
+
+    @property
+    def cut_seconds(self) -> float:
+        """For how long the relay has not answered; 0 while it does."""
+        return self._line.cut_seconds
 
     # --- the session --------------------------------------------------------------------------
 
@@ -345,6 +350,10 @@ class _MirrorClient(SpoolClient):
     @override
     def is_coming(self, rid: RequestId) -> bool:
         return self._mirror.is_coming(rid)
+
+    @override
+    def cut_seconds(self) -> float:
+        return self._mirror.cut_seconds
 
     @override
     def give_back(self, rid: RequestId) -> None:

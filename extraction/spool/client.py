@@ -222,6 +222,10 @@ class SpoolClient(SpoolView):
         """Tell whether a dump may be finished at the server, and not be here yet."""
         return False
 
+    def cut_seconds(self) -> float:
+        """Return for how long the line to the server's machine has been cut."""
+        return 0.0
+
     def open_dump(self, rid: RequestId) -> Dump:
         """Map a finished dump and check its header. Close it before it is given back.
 

@@ -11,6 +11,7 @@ import pytest
 import extraction.asking
 import extraction.contact
 import extraction.fleet
+import extraction.relay.mirror
 from extraction.addresses import ServerAddress
 from hsstore.store import Store
 from hsstore.testing.stores import make_store
@@ -28,7 +29,7 @@ from tests.extraction.test_fleet import (
     wait_until,
     write,
 )
-from tests.relay.given import TOKEN, relay
+from tests.relay.given import TOKEN, Line, relay
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,6 +81,34 @@ async def test_a_relay_that_is_named_in_another_way_is_left_before_it_is_used_ag
     assert "another session begins" not in outcome.log  # the relay's word
     assert asked(a) == list(range(SAMPLES))
     verify(store, SAMPLES)
+
+
+async def test_what_a_relay_that_is_away_for_good_was_asked_for_is_asked_of_another_server(
+    store: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HSSTORE_RELAY_TOKEN", TOKEN)
+    monkeypatch.setattr(extraction.relay.mirror, "FLUSH_SECONDS", 0.1)
+    async with (
+        serve(store, "a", "b") as (a, b),
+        relay(b.spool.directory.path) as url,
+        Line(url) as line,
+    ):
+        a.hold, a.held = asyncio.Event(), set(range(20, SAMPLES))
+        b.hold = asyncio.Event()
+        file = store.parent / "servers.txt"
+        file.write_text(f"{a.url}={at(a).spool}\n{b.url}={line.url}")
+        running = asyncio.create_task(run_with_file(store, file, data, request_timeout_seconds=4.0))
+        await b.wait_for_requests(2)
+        line.cut()
+        a.hold.set()
+        b.hold.set()
+        write(file, a)
+        async with asyncio.timeout(60):
+            outcome = await running
+
+    assert outcome.code == 0, outcome.message
+    assert "its relay has not answered for" in outcome.log
+    assert asked(a) == list(range(SAMPLES))
 
 
 async def test_the_file_may_change_in_any_way_before_the_first_server_is_there(

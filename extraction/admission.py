@@ -61,9 +61,9 @@ class Admission:
         self.look()
 
     async def wait_for_turn(self) -> None:
-        """Wait until only few samples wait for a server."""
+        """Wait until only few samples wait for a server that is there."""
         await asyncio.sleep(0)  # those that were brought just now begin to wait
-        while len(self._waiting) >= AHEAD:
+        while sum(map(self._is_in_the_way, self._waiting)) >= AHEAD:
             await self.wait_for_change()
 
     async def wait_for_change(self) -> None:
@@ -126,11 +126,15 @@ class Admission:
                 lane.budget.take(one.nbytes)
                 lane.spool.trim_free(max(0, lane.budget.limit_bytes - lane.budget.used_bytes))
             elif one.nbytes <= self._limit_bytes():
-                if any(one.nbytes <= other.budget.limit_bytes for other in self.lanes):
+                if self._is_in_the_way(one):
                     return  # those behind it have to wait
                 continue
             self._waiting.remove(one)
             one.placed.set_result(lane)
+
+    def _is_in_the_way(self, one: _Waiting) -> bool:
+        """Tell whether those behind it have to wait: not if it fits only a server that is away."""
+        return not self.lanes or any(one.nbytes <= lane.budget.limit_bytes for lane in self.lanes)
 
     def _choose(self, nbytes: int) -> Lane | None:
         """Choose the lane that is least busy; one that must give something back first comes last."""

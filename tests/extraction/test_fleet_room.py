@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 import extraction.attempts
+from extraction.admission import AHEAD
+from extraction.spool import dump_bytes
 from hsstore.store import Store
 from tests.extraction.fake_model import Fault, fake_info
 from tests.extraction.fake_server import serve_fake
 from tests.extraction.processes import verify
-from tests.extraction.test_fleet import SAMPLES, give, run, serve, wait_until
+from tests.extraction.test_fleet import SAMPLES, asked, give, run, serve, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,6 +92,29 @@ async def test_what_fits_only_the_spool_of_one_that_stays_away_is_left_pending(
     completion = Store.open(store).completion()
     assert completion.pending.any()
     assert not completion.failed.any()
+
+
+async def test_what_fits_only_the_spool_of_one_that_is_away_holds_up_nothing_else(
+    store: Path, data: Path, tmp_path: Path
+) -> None:
+    options = {"shard_rows": 8192, "span_samples": SAMPLES}  # one block
+    async with serve(store, "large") as (large,), serve_fake(tmp_path / "s", SAMPLES) as small:
+        give(small, 6_000)
+        large.always = dict.fromkeys(range(SAMPLES), Fault.RESET)
+        running = asyncio.create_task(
+            run(store, [large, small], data, max_in_flight=2, spool_budget_bytes=200_000, **options)
+        )
+        await large.wait_for_requests(2)
+        large.health_status = 503
+        lengths = Store.open(store).length.tolist()
+        fit = {s for s, rows in enumerate(lengths) if dump_bytes(rows, small.info) <= 6_000}
+        assert len(fit) < SAMPLES - 2 * AHEAD
+        await wait_until(lambda: fit <= set(asked(small)))
+        large.health_status, large.always = 200, {}
+        outcome = await running
+
+    assert outcome.code == 0, outcome.message
+    verify(store, SAMPLES)
 
 
 async def test_a_server_is_full_of_what_another_holds_until_that_is_given_back(

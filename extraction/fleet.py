@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 from extraction.addresses import LOOK_SECONDS
 from extraction.admission import Admission
 from extraction.deviation import VERDICTS
-from extraction.lane import Lane, Setting, open_lane
+from extraction.lane import Lane, Setting, open_lane, share_again
 from extraction.member import MAX_PAUSE_SECONDS, PAUSE_SECONDS, Member, unless
 from hsstore.errors import HsstoreError, InterruptedRunError, RefusedError
 from hsstore.spec import CanaryRecord
@@ -69,7 +69,7 @@ class Fleet:
         self._joined: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._recorded = asyncio.Event()
         self._last_error: HsstoreError = InterruptedRunError("no server is left")
-        self._following: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._ending = False
 
     async def __aenter__(self) -> Self:
@@ -79,16 +79,14 @@ class Fleet:
             if isinstance(error, RefusedError):
                 self._mark_dropped(member, error)
         if self._servers.file is not None:
-            self._following = self._start(self._follow_file())
+            _ = self._start(self._follow_file())
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._ending = True
-        tasks = [self._following, *(member.task for member in self.members)]
-        running = [task for task in tasks if task is not None]
-        for task in running:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # --- for the run --------------------------------------------------------------------------
 
@@ -142,8 +140,7 @@ class Fleet:
     @property
     def max_in_flight(self) -> int:
         """Requests at once that all servers together may be asked for."""
-        lanes = max(1, len(self.lanes()))
-        return lanes * self._setting.options.max_in_flight
+        return max(1, len(self.lanes())) * self._setting.options.max_in_flight
 
     @property
     def canary(self) -> CanaryRecord:
@@ -153,8 +150,7 @@ class Fleet:
 
     def is_replaced(self, lane: Lane) -> bool:
         """Whether this one is asked for nothing, and others are."""
-        lanes = self.admission.lanes
-        return bool(lanes) and lane not in lanes
+        return lane not in (self.admission.lanes or [lane])
 
     @property
     def only_busy(self) -> str:
@@ -253,7 +249,7 @@ class Fleet:
                 self._gone.append(member)
 
     async def _open_and_use(self, member: Member) -> None:
-        peers = [one.address for one in self.members if one.counts]
+        peers = self._hoped_for()
         try:
             async with open_lane(self._setting, member.address, peers, member.greet) as lane:
                 self._refuse_same_instance(lane)
@@ -270,6 +266,11 @@ class Fleet:
                         member.leave(lane)
         finally:
             member.requester = None
+            if not self._ending:
+                share_again(self._setting, self._hoped_for())
+
+    def _hoped_for(self) -> list[ServerAddress]:
+        return [one.address for one in self.members if one.counts]
 
     def _refuse_same_instance(self, lane: Lane) -> None:
         for other in self.lanes():
@@ -373,10 +374,8 @@ class Fleet:
         return not proving and self._waited_enough(self.admission.nobody_since_seconds)
 
     def _waited_enough(self, since_seconds: float | None) -> bool:
-        if since_seconds is None:
-            return False
-        waited_seconds = asyncio.get_running_loop().time() - since_seconds
-        return waited_seconds >= 0.9 * self._setting.options.server_wait_seconds
+        now, enough = asyncio.get_running_loop().time(), self._setting.options.server_wait_seconds
+        return since_seconds is not None and now - since_seconds >= 0.9 * enough
 
     def _fail(self, error: BaseException) -> None:
         if not self.failure.done():
@@ -392,6 +391,7 @@ class Fleet:
 
     def _start(self, life: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(life)
+        self._tasks.append(task)
         task.add_done_callback(self._look_at_the_end)
         return task
 

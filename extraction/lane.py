@@ -58,6 +58,7 @@ class Promise(NamedTuple):
 
     memory: Memory
     budget: ByteBudget
+    spool: SpoolView
 
 
 @dataclass(slots=True, eq=False)
@@ -183,20 +184,26 @@ def spool_budgets(addresses: Sequence[ServerAddress], wanted_bytes: int | None) 
     return [budget for _, budget in budgets]
 
 
-def _make_promise(
-    setting: Setting, address: ServerAddress, spool: SpoolView, peers: Collection[ServerAddress]
-) -> Promise:
-    host = address.memory_host
-    memory = host, 0 if host else address.spool.stat().st_dev
-    others = [one.budget for one in setting.promises if one.memory == memory]
+def _fit(setting: Setting, promise: Promise, peers: Collection[ServerAddress]) -> None:
+    """Let a budget have what others leave; never less than it has."""
+    memory, budget, spool = promise
+    others = [one.budget for one in setting.promises if one.memory == memory and one != promise]
     limit = spool_budget(
         spool,
         setting.options.spool_budget_bytes,
-        max(1, sum(one.memory_host == host for one in peers)),
+        max(1, sum(one.memory_host == memory[0] for one in peers)),
         promised_bytes=sum(max(0, one.limit_bytes - one.used_bytes) for one in others),
         used_bytes=sum(one.used_bytes for one in others),
     )
-    return Promise(memory, ByteBudget(limit))
+    budget.limit_bytes = max(budget.limit_bytes, limit)
+
+
+def share_again(setting: Setting, peers: Collection[ServerAddress]) -> None:
+    """Let the lanes that are open have what one that was closed has left."""
+    for promise in setting.promises:
+        with suppress(OSError):  # its spool was removed: its lane will find out
+            _fit(setting, promise, peers)
+            promise.budget.recheck()
 
 
 @contextmanager
@@ -204,8 +211,11 @@ def _promise(
     setting: Setting, address: ServerAddress, spool: SpoolView, peers: Collection[ServerAddress]
 ) -> Iterator[Promise]:
     """Hold a part of the memory behind a spool, which nobody else is promised meanwhile."""
+    host = address.memory_host
     try:
-        promise = _make_promise(setting, address, spool, peers)
+        memory = host, 0 if host else address.spool.stat().st_dev
+        promise = Promise(memory, ByteBudget(0), spool)
+        _fit(setting, promise, peers)
     except OSError as error:  # it was removed just now
         raise InterruptedRunError(f"spool {address.spool} cannot be used: {error}") from error
     setting.promises.append(promise)
@@ -259,7 +269,7 @@ async def open_lane(
                 salvage, session.spool, setting.run, store.spec, pending
             )
             await session.requester.wait_until_up()
-            with _promise(setting, address, session.spool, peers) as (memory, budget):
+            with _promise(setting, address, session.spool, peers) as (memory, budget, _):
                 _want_room(budget, store.length[pending], info)
                 for rid in found.values():
                     budget.take(dump_bytes(rid.rows, info))

@@ -40,12 +40,11 @@ class Member:
         """Samples were given to its lane."""
         self.lost = False
         """Its lane has to be opened anew."""
-        self.limit_bytes = math.inf
-        """The largest dump that its spool may hold; infinite before it is known."""
         self.away_since_seconds: float | None = asyncio.get_running_loop().time()
         """On the loop's clock; None while it is asked."""
         self.requester: Requester | None = None
         """Of a server that is there, until its lane is closed."""
+        self._limit_bytes = math.inf
         self._vain = 0
         """Times in a row that it came back and brought nothing."""
         self._dumps_before = 0
@@ -62,16 +61,21 @@ class Member:
         """Whether it is there, and is asked for no sample yet."""
         return self.requester is not None and not self.joined
 
+    @property
+    def limit_bytes(self) -> float:
+        """The largest dump that its spool may hold; infinite before it is known."""
+        return self.lane.budget.limit_bytes if self.lane else self._limit_bytes
+
     def enter(self, lane: Lane) -> None:
         """Have its lane open."""
         self.lane, self.joined, self.lost = lane, False, False
         self._dumps_before = 0
-        self.limit_bytes = lane.budget.limit_bytes
         self._info, self._canary = lane.info, lane.canary
 
     def leave(self, lane: Lane) -> None:
         """Have it closed."""
         self.lane, self.joined = None, False
+        self._limit_bytes = lane.budget.limit_bytes
         self._tokens_before += lane.tokens_asked
 
     def park(self, why: str) -> None:

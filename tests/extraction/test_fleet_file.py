@@ -23,6 +23,8 @@ from tests.extraction.test_fleet import (
     absent,
     asked,
     at,
+    give,
+    left_in,
     run,
     run_with_file,
     serve,
@@ -159,6 +161,29 @@ async def test_a_commit_that_is_refused_when_a_server_leaves_is_no_fault_of_the_
     assert outcome.code == 3, outcome.message
     assert "taken over by run thief" in outcome.message
     assert f"server {a.url} is not used" not in outcome.log
+
+
+async def test_a_server_gets_the_memory_that_one_before_it_has_left(
+    store: Path, data: Path
+) -> None:
+    async with serve(store, "a", "b") as (a, b):
+        give(a, 300_000)
+        give(b, 300_000)
+        a.hold, b.hold = asyncio.Event(), asyncio.Event()
+        a.held = b.held = set(range(20, SAMPLES))
+        file = write(store.parent / "servers.txt", a)
+        running = asyncio.create_task(run_with_file(store, file, data, spool_budget_bytes=200_000))
+        await wait_until(lambda: {20, 21} <= set(asked(a)))
+        write(file, a, b)
+        await b.wait_for_requests(2)
+        write(file, b)
+        a.hold.set()
+        await wait_until(lambda: not left_in(a))
+        b.hold.set()
+        outcome = await running
+
+    assert outcome.code == 0, outcome.message
+    assert outcome.status.spool_budget_bytes == 200_000
 
 
 async def test_why_a_server_was_refused_that_is_named_no_more_is_not_why_the_run_ends(

@@ -357,7 +357,7 @@ class Fleet:
     def _bear(self, member: Member, error: InterruptedRunError) -> None:
         """Wait on, if others are there, or have not been waited for long enough."""
         self._last_error = error
-        if not self._has_others(member) or self._over_due():
+        if self._over_due() or not (self._has_others(member) or len(self.members) > 1):
             self._fail(error)
             return
         member.message = str(error)

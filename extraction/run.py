@@ -152,8 +152,7 @@ class Run:
     async def _fill(self, store: Store | None, dataset: TokenizedDataset | None) -> Store | None:
         """Create the store where there is none, and extract; return it, but None in a dry run."""
         options = self._options
-        address, info = await self._first_contact(store)
-        await asyncio.to_thread(self._preflight, store, dataset, info)
+        address, info = await self._first_contact(store, dataset)
         if options.dry_run:
             return None
         while store is None:
@@ -165,7 +164,7 @@ class Run:
                 if len(self._servers.last) > 1:
                     log.warning("server %s is not used: %s", address.url, error)
                 self._failed[address] = error
-                address, info = await self._first_contact(store)
+                address, info = await self._first_contact(store, dataset)
             else:
                 self._report(phase="creating the store")
                 store = await asyncio.to_thread(self._create, dataset, info, golden)
@@ -177,16 +176,20 @@ class Run:
             await asyncio.to_thread(claims.release)
         return store
 
-    async def _first_contact(self, store: Store | None) -> tuple[ServerAddress, ServerInfo]:
-        """Wait for a server; its model has to be the store's, if there is one."""
+    async def _first_contact(
+        self, store: Store | None, dataset: TokenizedDataset | None
+    ) -> tuple[ServerAddress, ServerInfo]:
+        """Wait for a server whose model is the store's, if there is one; refuse what cannot work."""
 
         def check(info: ServerInfo) -> None:
             model = model_of(info)
             if store is not None:
                 store.spec.refuse_other_model(model)
 
-        options = self._options
-        return await first_contact(self._servers, options, self._access, self._failed, check)
+        servers, options = self._servers, self._options
+        found = await first_contact(servers, options, self._access, self._failed, check)
+        await asyncio.to_thread(self._preflight, store, dataset, found[1])
+        return found
 
     # --- before the first request -------------------------------------------------------------
 
@@ -254,9 +257,7 @@ class Run:
         return layout, dataset.length.astype(np.int32), np.ones(len(dataset), dtype=np.bool_)
 
     def _usual_ratio(self, store: Store | None) -> float:
-        if store is not None:
-            return usual_ratio(store.spec.codec)
-        return USUAL_RATIOS[self._options.codec]
+        return USUAL_RATIOS[self._options.codec] if store is None else usual_ratio(store.spec.codec)
 
     def _layout_options(self) -> LayoutOptions:
         options = self._options

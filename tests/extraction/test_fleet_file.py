@@ -1,4 +1,5 @@
 """What a servers file says while a run waits for its first server, and while it goes on."""
+# ruff: noqa: ASYNC240  # looking at a store in shared memory blocks nothing
 
 from __future__ import annotations
 
@@ -228,6 +229,23 @@ async def test_another_server_makes_the_store_where_the_first_one_breaks_its_han
     assert outcome.code == 0, outcome.message
     assert f"server {a.url} is not used: handshake: no dump in 2 attempts" in outcome.log
     assert asked(b) == list(range(SAMPLES))
+
+
+async def test_no_store_is_made_that_cannot_be_filled_where_another_server_is_to_make_it(
+    store: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extraction.asking, "PAUSES_SECONDS", (0.0, 0.0))
+    async with serve(store, "a") as (a,), serve(store, "b", layers=(0, 1, 2, 3)) as (b,):
+        a.always = {SAMPLES: Fault.RESET}
+        b.health_status = 503
+        running = asyncio.create_task(run(store, [a, b], data, spool_budget_bytes=80_000))
+        await wait_until(lambda: a.most_at_once)
+        b.health_status = 200
+        outcome = await running
+
+    assert outcome.code == 3, outcome.message
+    assert "the spool budget is 80,000" in outcome.message
+    assert not store.exists()
 
 
 async def test_a_store_that_somebody_else_makes_meanwhile_is_no_fault_of_a_server(

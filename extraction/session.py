@@ -63,10 +63,14 @@ async def open_session(
         try:
             yield Session(client, requester)
         finally:
-            await requester.abort_all(ABORT_SECONDS)
-            await requester.close()
-            watching.cancel()
-            client.cleanup(run)
+            try:
+                await requester.abort_all(ABORT_SECONDS)
+            finally:  # also of an end that is itself cancelled
+                try:
+                    await requester.close()
+                finally:
+                    watching.cancel()
+                    client.cleanup(run)
 
 
 @asynccontextmanager

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from extraction.spool import headroom_bytes
+from extraction.options import DataOptions, ExtractOptions
+from extraction.server_link import ServerLink
+from extraction.session import open_session
+from extraction.spool import RequestId, SpoolServer, headroom_bytes
 from hsstore.store import Store
-from tests.extraction.fake_model import HIDDEN, fake_states
+from tests.extraction.fake_model import HIDDEN, fake_info, fake_states
 from tests.extraction.fake_server import serve_fake
 from tests.extraction.mounts import MIB, fill, small_tmpfs
 from tests.extraction.processes import left_claims
@@ -111,3 +114,41 @@ async def test_a_spool_that_is_removed_ends_the_run_which_says_so(
     assert "restart the server, then run again" in outcome.message
     assert completion.complete.any()
     assert left_claims(store) == []
+
+
+async def test_a_session_whose_end_is_cancelled_leaves_nothing_in_the_spool(tmp_path: Path) -> None:
+    asked = asyncio.Event()
+
+    async def never_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        await reader.read()
+        writer.close()
+
+    silent = await asyncio.start_server(never_answer, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+    path, ids = tmp_path / "spool", np.ones(5, np.int32)
+    rid = RequestId("run", 0, 1, 5)
+    options = ExtractOptions(
+        store=tmp_path / "s", server=url, spool=path, data=DataOptions(files=())
+    )
+
+    async def use(link: ServerLink) -> None:
+        async with open_session(options, path, link, "run", "store", lambda _: None) as session:
+            fetching = asyncio.create_task(session.requester.fetch(rid, ids))
+            await asked.wait()
+            fetching.cancel()
+            await asyncio.wait({fetching})
+            server.put(str(rid), 0, fake_states(ids, info), ids)
+
+    with SpoolServer(path) as server:
+        info = fake_info(server, url)
+        server.announce(info)
+        async with silent, ServerLink(url, 8) as link:
+            using = asyncio.create_task(use(link))
+            dump = server.directory.finished(rid)
+            while not dump.exists():  # noqa: ASYNC110  # a file has no event
+                await asyncio.sleep(0.01)
+            using.cancel()  # it waits until the server has heard that nobody wants this
+            await asyncio.wait({using})
+        assert using.cancelled()
+        assert not dump.exists()

@@ -135,7 +135,7 @@ class Fleet:
 
     def sharing_memory(self, lane: Lane) -> list[Lane]:
         """Return a lane, and all others that are open and whose spools take the same memory."""
-        return [lane, *(one for one in self.lanes() if one.memory == lane.memory and one != lane)]
+        return [lane, *(one for one in self.lanes() if one.memory & lane.memory and one != lane)]
 
     @property
     def max_in_flight(self) -> int:

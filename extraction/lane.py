@@ -49,8 +49,9 @@ if TYPE_CHECKING:
     from hsstore.store import Store
 
 
-Memory: TypeAlias = "tuple[str, int]"
-"""Host and device of the file system that a spool is in: lanes of the same one share it."""
+Memory: TypeAlias = "frozenset[tuple[str, int]]"
+"""Host (empty: this one) and device of each file system that takes a server's dumps; behind a relay there
+are two. Lanes that have one in common share it."""
 
 
 class Promise(NamedTuple):
@@ -87,7 +88,7 @@ class Lane:
     tokens_asked: int = 0
     dumps: int = 0
     """That came."""
-    memory: Memory = ("", 0)
+    memory: Memory = frozenset()
 
     @property
     def has_seat(self) -> bool:
@@ -146,64 +147,58 @@ def link_to(address: ServerAddress, options: ExtractOptions, access: Access) -> 
     return ServerLink(address.url, options.max_in_flight, access, mirror)
 
 
-def spool_budget(
-    spool: SpoolView,
-    wanted_bytes: int | None,
-    sharers: int,
-    *,
-    promised_bytes: int,
-    used_bytes: int = 0,
-) -> int:
-    """Return what may be used of a spool: at most what is free, or held by files that are ours.
-
-    Parameters
-    ----------
-    wanted_bytes : int, optional
-        None: half of the memory, in equal parts for all servers that share it.
-    promised_bytes : int
-        What others may still take.
-    used_bytes : int
-        What others have taken.
-    """
-    available = spool.headroom_bytes() + spool.scan().allocated_bytes
-    wanted = wanted_bytes or (available + used_bytes) // 2 // sharers
-    return max(0, min(wanted, available - promised_bytes))
-
-
 def spool_budgets(addresses: Sequence[ServerAddress], wanted_bytes: int | None) -> list[int]:
     """Return the budget of each spool that is there, in bytes: what lanes will find, if they open one by one."""
-    budgets: list[tuple[str, int]] = []
+    promises: list[Promise] = []
     for address in addresses:
-        host = address.memory_host
-        sharers = sum(one.memory_host == host for one in addresses)
-        promised = sum(budget for other, budget in budgets if other == host)
         with suppress(SpoolError, OSError):  # its lane will say so
-            spool = SpoolView(address.spool)
-            budget = spool_budget(spool, wanted_bytes, sharers, promised_bytes=promised)
-            budgets.append((host, budget))
-    return [budget for _, budget in budgets]
-
-
-def _fit(setting: Setting, promise: Promise, peers: Collection[ServerAddress]) -> None:
-    """Let a budget have what others leave; never less than it has."""
-    memory, budget, spool = promise
-    others = [one.budget for one in setting.promises if one.memory == memory and one != promise]
-    limit = spool_budget(
-        spool,
-        setting.options.spool_budget_bytes,
-        max(1, sum(one.memory_host == memory[0] for one in peers)),
-        promised_bytes=sum(max(0, one.limit_bytes - one.used_bytes) for one in others),
-        used_bytes=sum(one.used_bytes for one in others),
-    )
-    budget.limit_bytes = max(budget.limit_bytes, limit)
+            promise = _promise_nothing(address, SpoolView(address.spool))
+            _fit(promise, promises, wanted_bytes, addresses)
+            promises.append(promise)
+    return [one.budget.limit_bytes for one in promises]
 
 
 def share_again(setting: Setting, peers: Collection[ServerAddress]) -> None:
     """Let the lanes that are open have what one that was closed has left."""
     for promise in setting.promises:
         with suppress(OSError):  # its spool was removed: its lane will find out
-            _fit(setting, promise, peers)
+            _fit(promise, setting.promises, setting.options.spool_budget_bytes, peers)
             promise.budget.recheck()
+
+
+def _promise_nothing(address: ServerAddress, spool: SpoolView) -> Promise:
+    memory = {("", spool.directory.path.stat().st_dev)}
+    if address.relay:
+        memory.add((address.memory_host, 0))
+    return Promise(frozenset(memory), ByteBudget(0), spool)
+
+
+def _fit(
+    promise: Promise,
+    promises: Collection[Promise],
+    wanted_bytes: int | None,
+    peers: Collection[ServerAddress],
+) -> None:
+    """Let a budget have what others leave in each memory; never less than it has.
+
+    Parameters
+    ----------
+    wanted_bytes : int, optional
+        None: half of the memory, in equal parts for all servers that share it.
+    """
+    memory, budget, spool = promise
+    rooms, held = spool.rooms_bytes(), spool.scan().allocated_bytes
+    limits = []
+    for host, device in memory:
+        shares = (one for one in promises if (host, device) in one.memory and one is not promise)
+        others = [one.budget for one in shares]
+        available = held + (rooms[bool(host)] if len(memory) > 1 else min(rooms))
+        used = sum(one.used_bytes for one in others)
+        promised = sum(max(0, one.limit_bytes - one.used_bytes) for one in others)
+        sharers = max(1, sum(host in {"", one.memory_host} for one in peers))
+        wanted = wanted_bytes or (available + used) // 2 // sharers
+        limits.append(min(wanted, available - promised))
+    budget.limit_bytes = max(budget.limit_bytes, min(limits))
 
 
 @contextmanager
@@ -211,11 +206,9 @@ def _promise(
     setting: Setting, address: ServerAddress, spool: SpoolView, peers: Collection[ServerAddress]
 ) -> Iterator[Promise]:
     """Hold a part of the memory behind a spool, which nobody else is promised meanwhile."""
-    host = address.memory_host
     try:
-        memory = host, 0 if host else address.spool.stat().st_dev
-        promise = Promise(memory, ByteBudget(0), spool)
-        _fit(setting, promise, peers)
+        promise = _promise_nothing(address, spool)
+        _fit(promise, setting.promises, setting.options.spool_budget_bytes, peers)
     except OSError as error:  # it was removed just now
         raise InterruptedRunError(f"spool {address.spool} cannot be used: {error}") from error
     setting.promises.append(promise)

@@ -171,11 +171,15 @@ class SpoolView:
 
         Of a spool that mirrors another machine's: what both may take.
         """
-        room_bytes = headroom_bytes(self.directory.path)
+        return min(self.rooms_bytes())
+
+    def rooms_bytes(self) -> tuple[int, int]:
+        """Count the bytes that new files may take here, and at the server: the same on one machine."""
+        here_bytes = headroom_bytes(self.directory.path)
         try:
-            return min(room_bytes, int((self.directory.path / LIMIT).read_bytes()))
+            return here_bytes, int((self.directory.path / LIMIT).read_bytes())
         except FileNotFoundError:
-            return room_bytes
+            return here_bytes, here_bytes
 
     def _names(self) -> list[str]:
         return os.listdir(self.directory.path)  # noqa: PTH208 - hundreds, again and again

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 import extraction.attempts
+from extraction.addresses import ServerAddress
 from extraction.admission import AHEAD
-from extraction.spool import dump_bytes
+from extraction.lane import spool_budgets
+from extraction.spool import dump_bytes, headroom_bytes
+from extraction.spool.directory import SpoolDirectory
 from hsstore.store import Store
 from tests.extraction.fake_model import Fault, fake_info
 from tests.extraction.fake_server import serve_fake
@@ -33,6 +36,26 @@ async def test_servers_that_open_side_by_side_are_not_promised_the_same_memory(
     assert outcome.code == 0, outcome.message
     assert outcome.status.spool_budget_bytes <= 300_000
     assert all(server.requests for server in servers)
+
+
+def test_mirrors_of_two_hosts_are_not_promised_the_same_memory_of_this_one(room: Path) -> None:
+    addresses = []
+    for host in ("gpu1", "gpu2"):
+        path = SpoolDirectory.create(room / "mirrors" / host).path
+        (path / "limit").write_text(str(1 << 60))
+        url = f"http://{host}:30000"
+        addresses.append(ServerAddress(url=url, spool=path, relay=f"http://{host}:31000"))
+    here_bytes = headroom_bytes(room)
+
+    first, second = spool_budgets(addresses, here_bytes * 3 // 4)
+    assert second < here_bytes // 2 < first
+    assert sum(spool_budgets(addresses, None)) < here_bytes * 3 // 4
+
+    (addresses[0].spool / "limit").write_text("1000")
+    assert spool_budgets(addresses, 4000) == [1000, 4000]
+    same_host = [addresses[0], addresses[1].model_copy(update={"relay": "http://gpu1:31001"})]
+    (addresses[1].spool / "limit").write_text("1000")
+    assert spool_budgets(same_host, 800) == [800, 200]
 
 
 async def test_a_server_without_room_for_any_dump_waits_for_it(store: Path, data: Path) -> None:

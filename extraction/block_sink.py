@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from extraction.spool import DumpInUseError
-from hsstore.errors import RefusedError, UnreachableError
+from extraction.withdrawal import withdraw
+from hsstore.errors import UnreachableError
 from hsstore.writer import BlockWriter
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from hsstore.store import Store
 
 
-TAKE_TRIES, TAKE_SECONDS = 10, 0.5
 REMOTE_COMMITS = 4
 RELEASE_TRIES = 1000
 RELEASE_SECONDS = 0.001
@@ -201,32 +201,13 @@ class BlockSink:
         """
         loop = asyncio.get_running_loop()
         indices = np.array(samples, np.int64)
-        left = await loop.run_in_executor(self._committer, self._withdraw_in_thread, indices)
+        left = await loop.run_in_executor(
+            self._committer, withdraw, self._store, self._claims, indices
+        )
         taken_back = set(samples) - set(left)
         kept = (s for s in self.committed_samples if s not in taken_back)
         self.committed_samples = array("q", kept)
         return left
-
-    def _withdraw_in_thread(self, samples: npt.NDArray[np.int64]) -> list[int]:
-        left: list[int] = []
-        spans = samples // self._store.spec.layout.span_samples
-        for span in np.unique(spans).tolist():
-            if self._take_again(span):
-                self._store.withdraw(samples[spans == span])
-            else:
-                left += samples[spans == span].tolist()
-        return left
-
-    def _take_again(self, span: int) -> bool:
-        """Claim what a worker gives back when it is full; others who look have it for a moment."""
-        for _ in range(TAKE_TRIES):
-            try:
-                self._claims.take_again(span)
-            except RefusedError:
-                time.sleep(TAKE_SECONDS)
-            else:
-                return True
-        return False
 
     def close(self) -> None:
         """End the threads. Does not wait for a disk that does not answer."""

@@ -16,7 +16,7 @@ import pytest
 
 import extraction.block_order
 import extraction.pipeline
-from extraction import block_sink
+from extraction import withdrawal
 from extraction.block_sink import BlockSink, OpenBlock
 from extraction.error_group import first_of
 from extraction.spool import ClientInfo, RequestId, SpoolClient, SpoolServer
@@ -291,7 +291,7 @@ def test_an_output_error_is_told_before_what_followed_from_it() -> None:
 async def test_what_another_worker_holds_is_named_and_all_else_is_withdrawn(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(block_sink, "TAKE_SECONDS", 0.0)
+    monkeypatch.setattr(withdrawal, "TAKE_SECONDS", 0.0)
     opened = make_store(store, [4] * 20)
     for block in range(opened.layout.blocks):
         commit_block(opened, block, opened.layout.block(block).samples)

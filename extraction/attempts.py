@@ -67,10 +67,10 @@ class Attempts:
         """Take note of a request that failed for a reason of its own."""
         self._left -= 1
         self._away_in_row = 0
-        self.elsewhere()
+        self.forget_busy()
 
-    def elsewhere(self) -> None:
-        """Begin anew with another server: what the one before had no room for, this one may take."""
+    def forget_busy(self) -> None:
+        """Count answers of servers without room anew: what one has no room for, another may take."""
         self._busy_in_row = 0
         self._busy_alone.clear()
 
@@ -81,7 +81,7 @@ class Attempts:
         if aborted and self._away_in_row == 1:
             self._pause_seconds = 0.0
         self._left -= self._away_in_row % AWAY_COSTS_AN_ATTEMPT == 0
-        self.elsewhere()
+        self.forget_busy()
         often = aborted and self._away_in_row >= MANY_ABORTS
         return Fault(FailureReason.REFUSED, f"{error}{_WHO_ABORTS if often else ''}")
 

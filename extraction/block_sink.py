@@ -1,8 +1,8 @@
 """Open blocks: checked dumps go in, commits come out.
 
-One thread writes shards, in order, and a pool encodes. Another thread commits, or a few where the store is in an
-object store, so that no fsync holds up the samples that come next. The event loop only hands over and is told when it is done, so a
-disk that stands still never stops it.
+One thread writes shards, in order, and a pool encodes. Another thread commits, or a few where the
+store is in an object store, so that no fsync holds up the samples that come next. The event loop
+only hands over and is told when it is done, so a disk that stands still never stops it.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from extraction.announced import announced_by, announced_for
 from extraction.dataset import load_dataset, tokenizer_hash
 from extraction.options import DataOptions
+from extraction.staging import is_there
 from hsstore.create import LayoutOptions, create_store
 from hsstore.errors import InputError, RefusedError
 from hsstore.export.record import norm_hash
@@ -85,21 +86,13 @@ def run_import(options: ImportOptions, bars: Bars) -> Import:
 def _open_store(options: ImportOptions, source: Source, stage: Path | None) -> tuple[Store, bool]:
     """Open the store, or create it, which is said."""
     held = probe(source)
-    if not _is_there(options.store):
+    if not is_there(options.store):
         return _create(options, source, held, stage), True
     store = Store.open(options.store)
     if options.data.files:
         store.spec.refuse_other_dataset(_load(options, options.data).fingerprint())
     _refuse_other_model(store.spec.model, source, held, apply_norm=options.apply_norm)
     return store, False
-
-
-def _is_there(store: Location) -> bool:
-    if isinstance(store, Path):
-        return store.exists()
-    from hsstore.birth import is_born  # noqa: PLC0415  # brings fsspec
-
-    return is_born(store)
 
 
 def _create(options: ImportOptions, source: Source, held: Probe, stage: Path | None) -> Store:

@@ -255,7 +255,7 @@ class Pipeline:
             return tries.busy(error, lane, alone=alone)
         except RefusedError as refusal:
             self.fleet.lose(lane, refusal)
-            tries.elsewhere()
+            tries.forget_busy()
             return Fault(FailureReason.REFUSED, str(refusal))
 
     async def _attempt(

@@ -226,7 +226,8 @@ class Run:
     ) -> None:
         """Refuse a run that cannot work, with numbers."""
         layout, length, pending = self._plan(store, dataset, info)
-        budgets = spool_budgets(self._servers.read(), self._options.spool_budget_bytes)
+        hoped_for = [one for one in self._servers.last if self._show(one).hoped_for]
+        budgets = spool_budgets(hoped_for, self._options.spool_budget_bytes)
         report = preflight(
             layout,
             length,

@@ -92,5 +92,4 @@ async def _hold(
                 raise InterruptedRunError(
                     f"spool {path} cannot be used: {error}; run again when that is mended"
                 ) from error
-        with spool_errors():
             yield spool

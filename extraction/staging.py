@@ -7,8 +7,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hsstore.files import stage_parent
 from hsstore.location import RemotePath
-from hsstore.stage import Stage, stage_parent
+from hsstore.stage import Stage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -28,8 +28,9 @@ from hsstore.claim import Claim, ClaimPlace, Found
 from hsstore.errors import HsstoreError, InputError, RefusedError
 from hsstore.liveness import Beat, began_ticks, process_lives
 from hsstore.objects import Answer, Request, read_many
+from hsstore.objects.files import put_parts
 from hsstore.objects.puts import ABSENT, ConflictError, Put
-from hsstore.objects.write import Upload, abort, find_uploads, head, put, put_many
+from hsstore.objects.write import abort, find_uploads, head, put, put_many
 from hsstore.spec import COMPLETION
 
 if TYPE_CHECKING:
@@ -200,10 +201,12 @@ class ClaimObjects(ClaimPlace):
         with suppress(InputError):  # to list them may not be allowed: a lifecycle rule ends them
             for upload in find_uploads(f"{self._store}/"):
                 array, _, name = upload.url.removeprefix(f"{self._store}/").partition("/c.")
-                if array in {"hidden_states", *COMPLETION}:
-                    number = int(name.partition(".")[0])
-                    if (span_of(number) if array == "hidden_states" else number) in spans:
-                        abort(upload)
+                number = name.partition(".")[0]
+                if array not in {"hidden_states", *COMPLETION} or not number.isdigit():
+                    continue  # not ours
+                span = span_of(int(number)) if array == "hidden_states" else int(number)
+                if span in spans:
+                    abort(upload)
 
     @override
     def end(self) -> None:
@@ -225,18 +228,10 @@ class ClaimObjects(ClaimPlace):
 
     def _refuse_what_ignores_conditions(self) -> None:
         for condition, replaces in (("If-None-Match", ABSENT), ("If-Match", _NO_SUCH_VERSION)):
-            attempt = partial(put, self._sign, self.me.text(), replaces=replaces)
-            self._refuse_unless_conflict(attempt, f"of a put ({condition})")
-            upload = Upload(self._sign, replaces=replaces)
-            upload.part(self.me.text)
-            sent = upload.finish()
-            try:
-                self._refuse_unless_conflict(
-                    sent.complete, f"of the end of an upload ({condition})"
-                )
-            finally:
-                with suppress(HsstoreError):  # that may not be allowed: a lifecycle rule ends it
-                    sent.abort()
+            whole = partial(put, self._sign, self.me.text(), replaces=replaces)
+            self._refuse_unless_conflict(whole, f"of a put ({condition})")
+            in_parts = partial(put_parts, self._sign, [self.me.text], replaces=replaces)
+            self._refuse_unless_conflict(in_parts, f"of the end of an upload ({condition})")
 
     def _refuse_unless_conflict(self, attempt: Callable[[], str], what: str) -> None:
         try:

@@ -30,7 +30,12 @@ from hsstore.codec import DEFAULT_CODEC, CodecName, codec_metadata
 from hsstore.digest import plan_hash
 from hsstore.dtype import native_dtype
 from hsstore.errors import RefusedError
-from hsstore.files import make_directory, output_errors, rename_directory_without_replacing
+from hsstore.files import (
+    make_directory,
+    output_errors,
+    rename_directory_without_replacing,
+    stage_parent,
+)
 from hsstore.layout import choose_geometry, plan_layout
 from hsstore.location import RemotePath
 from hsstore.seal import seal
@@ -163,7 +168,7 @@ def _build_and_upload(root: RemotePath, build: Callable[[Path], None], stage: Pa
 
     if is_born(root):
         return
-    where = stage or Path(tempfile.gettempdir())
+    where = stage_parent(stage)
     with (
         output_errors(where),
         tempfile.TemporaryDirectory(dir=where, prefix="hsstore-") as building,

@@ -16,9 +16,11 @@ import ctypes
 import errno
 import logging
 import os
+import tempfile
 import uuid
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from hsstore.activity import operation
@@ -26,7 +28,6 @@ from hsstore.errors import OutputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -182,6 +183,11 @@ def publish(partial: Path, final: Path) -> None:
     with operation("rename", final):
         partial.rename(final)
     fsync_directory(final.parent)
+
+
+def stage_parent(parent: Path | None) -> Path:
+    """Return where what goes to an object store lies meanwhile: there, or where temporary files do."""
+    return parent or Path(tempfile.gettempdir())
 
 
 def make_directory(path: Path) -> None:

@@ -65,27 +65,15 @@ def read_spans(
     start, stop, _ = where.indices(samples)
     values = np.zeros(max(stop - start, 0), DTYPES[name])
     spans = range(start // span_samples, -(-stop // span_samples))
-    with operation("read", root / name):
-        for span, data in zip(spans, _files(root / name, spans), strict=True):
-            first = span * span_samples
-            begin, end = max(start, first), min(stop, first + span_samples)
-            chunk, problem = _decode(data, DTYPES[name], span_samples)
-            if problem:
-                raise CorruptStoreError(f"array {name}: c.{span} {problem}")
-            values[begin - start : end - start] = chunk[begin - first : end - first]
+    paths: list[Location] = [root / name / f"c.{span}" for span in spans]
+    for span, (data, _) in zip(spans, _files_and_versions(paths), strict=True):
+        first = span * span_samples
+        begin, end = max(start, first), min(stop, first + span_samples)
+        chunk, problem = _decode(data, DTYPES[name], span_samples)
+        if problem:
+            raise CorruptStoreError(f"array {name}: c.{span} {problem}")
+        values[begin - start : end - start] = chunk[begin - first : end - first]
     return values
-
-
-def _files(array: Location, spans: range) -> Iterator[bytes | None]:
-    """Yield the files of spans; None where there is none, which only the file system itself can say."""
-    if isinstance(array, RemotePath):
-        from hsstore.objects import Request, read_many  # noqa: PLC0415  # brings fsspec
-
-        for answer in read_many([Request(str(array / f"c.{span}")) for span in spans]):
-            yield None if answer is None else answer.data
-        return
-    for span in spans:
-        yield _file(array / f"c.{span}")
 
 
 def _file(path: Location) -> bytes | None:
@@ -275,7 +263,9 @@ def look_again(root: Location) -> None:
 
 
 def _files_and_versions(paths: list[Location]) -> Iterator[tuple[bytes | None, str]]:
-    """Yield what files hold, and of objects their versions; None where there is none."""
+    """Yield what files hold, and of objects their versions; None where the store says that there is none."""
+    if not paths:
+        return
     if not isinstance(paths[0], RemotePath):
         with operation("read", paths[0]):
             yield from ((_file(path), "") for path in paths)

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import uuid
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from hsstore.files import output_errors
+from hsstore.files import output_errors, stage_parent
 from hsstore.liveness import open_lock
 
 if TYPE_CHECKING:
@@ -78,11 +77,6 @@ def stage_for(store: Location) -> Iterator[Path | None]:
         return
     with Stage(None, uuid.uuid4().hex) as stage:
         yield stage.path
-
-
-def stage_parent(parent: Path | None) -> Path:
-    """Return where stages are made."""
-    return parent or Path(tempfile.gettempdir())
 
 
 def _remove_dead(parent: Path) -> None:

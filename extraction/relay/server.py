@@ -364,15 +364,12 @@ def _explain(error: Exception) -> web.Response:
     """Say what an error means for the client."""
     match error:
         case RefusalError():
-            response = web.json_response({"error": error.content}, status=error.status)
+            refusal = error
         case web.HTTPException():
-            response = _refuse(error.status, Kind.REQUEST, f"{error.reason}: not a relay's path")
+            message = f"{error.reason}: not a relay's path"
+            refusal = RefusalError(error.status, Kind.REQUEST, message)
         case _:
             log.error("unexpected error", exc_info=error)
-            response = _refuse(500, Kind.REQUEST, f"the relay failed, see its log: {error!r}")
-    return response
-
-
-def _refuse(status: int, kind: Kind, message: str, **more: object) -> web.Response:
-    content = {"code": status, "kind": kind, "message": message, **more}
-    return web.json_response({"error": content}, status=status)
+            message = f"the relay failed, see its log: {error!r}"
+            refusal = RefusalError(500, Kind.REQUEST, message)
+    return web.json_response({"error": refusal.content}, status=refusal.status)

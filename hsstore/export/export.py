@@ -19,7 +19,7 @@ from hsstore.export.beside import Beside, count_tokens
 from hsstore.export.block import BlockResult, BlockTask, close_stores, write_block
 from hsstore.export.choose import Choice, choose, states_hash
 from hsstore.export.place import place_of, refuse_strangers
-from hsstore.export.record import new_record, refuse_other
+from hsstore.export.record import new_record, read_record, refuse_other
 from hsstore.export.settings import Told, notes, settings
 from hsstore.export.target import read_target, refuse_without_index
 from hsstore.formats import FORMATS
@@ -94,7 +94,7 @@ def export_store(
     choice = choose(store, options.split, options.ids)
     request = _request(store, options, target)
     with stage_for(directory) as stage, (place := place_of(directory, stage)).owned():
-        record = place.read_record()
+        record = read_record(directory)
         resumed = record is not None
         if record is None:
             record = _begin(store, place, request, source.final, choice)

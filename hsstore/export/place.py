@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from hsstore.errors import RefusedError
-from hsstore.export.record import NAME, owned, parse_record, record_bytes
+from hsstore.export.record import NAME, owned, record_bytes
 from hsstore.files import (
     PARTIAL_SUFFIX,
     fsync_directory,
@@ -44,19 +44,6 @@ class Directory:
     def owned(self) -> AbstractContextManager[None]:
         """Create it, and keep other exports out of it; see `hsstore.export.record`."""
         return owned(self.root)
-
-    def read_record(self) -> ExportRecord | None:
-        """Return what the directory says of itself; None where it says nothing.
-
-        Raises
-        ------
-        InputError
-            Its record is damaged.
-        """
-        try:
-            return parse_record((self.root / NAME).read_bytes(), self.root)
-        except FileNotFoundError:
-            return None
 
     def write_record(self, record: ExportRecord) -> None:
         """Write it, durably.
@@ -133,13 +120,6 @@ class Bucket:
     def owned(self) -> Iterator[None]:
         """Do nothing: an export begins with a record where there is none."""
         yield
-
-    def read_record(self) -> ExportRecord | None:
-        """As that of a directory."""
-        try:
-            return parse_record((self.root / NAME).read_bytes(), self.root)
-        except FileNotFoundError:
-            return None
 
     def write_record(self, record: ExportRecord) -> None:
         """Put it; while it is not finished, only where there is none.

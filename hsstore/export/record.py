@@ -63,18 +63,21 @@ def _lock(descriptor: int, directory: Path) -> None:
         return
 
 
-def parse_record(data: bytes, where: Location) -> ExportRecord:
-    """Read what a place says of itself.
+def read_record(root: Location) -> ExportRecord | None:
+    """Return what a place says of itself; None where it says nothing.
 
     Raises
     ------
     InputError
-        Its record is damaged.
+        Its record is damaged, or cannot be read.
     """
+    path = root / NAME
     try:
-        return ExportRecord.model_validate_json(data, extra="ignore")
-    except ValidationError as error:
-        raise InputError(f"{where / NAME}: {error}") from None
+        return ExportRecord.model_validate_json(path.read_bytes(), extra="ignore")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        raise InputError(f"{path}: {error}") from None
 
 
 def record_bytes(record: ExportRecord) -> bytes:

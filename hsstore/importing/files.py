@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hsstore.errors import InputError
-from hsstore.export.place import place_of
-from hsstore.export.record import NAME as EXPORT_RECORD
+from hsstore.export.record import NAME as EXPORT_RECORD, read_record
 from hsstore.formats import FORMATS, Hints
 from hsstore.formats.files import UnreadableFileError, read_file
 from hsstore.formats.source import WANTED_FINAL
@@ -138,7 +137,7 @@ def open_source(
     """
     if isinstance(root, Path) and not root.is_dir():
         raise InputError(f"{root}: no such directory")
-    record = place_of(root).read_record()
+    record = read_record(root)
     if record is not None and record.request.trainer != form:
         raise InputError(
             f"{root / EXPORT_RECORD} says that these are {record.request.trainer} files, not {form}"

@@ -34,7 +34,7 @@ class Answer:
     size_bytes: int
     """Of the whole object."""
     version: str
-    """What tells this object from what may have its name later; empty where nothing asks for it."""
+    """What tells this object from what may have its name later; empty where the range lies behind its end."""
     modified: float = 0.0
     """When the object was put: seconds since 1970, 0 where that is not known."""
 
@@ -61,9 +61,9 @@ class Backend(Refusing, Protocol):
         ------
         NoSuchObjectError
         OSError
-            ESTALE: `is_stale`.
+            ESTALE: the object was replaced.
         Exception
-            Whatever its packages raise; see `refusal` and `is_transient`.
+            Whatever its packages raise; see `refusal`.
         """
         ...
 

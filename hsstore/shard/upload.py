@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hsstore.activity import operation
 from hsstore.errors import HsstoreError
-from hsstore.files import output_errors
+from hsstore.files import output_errors, stage_parent
 from hsstore.objects.puts import ABSENT
 from hsstore.objects.write import PART_BYTES, SentUpload, Upload, abort, find_uploads, head
 from hsstore.shard.index import MISSING, empty_index, encode_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from hsstore.location import RemotePath
 
@@ -43,7 +43,7 @@ class ShardUpload:
     def __init__(
         self, final: RemotePath, chunks: int, stage: Path | None, *, replaces: str
     ) -> None:
-        self._stage = stage or Path(tempfile.gettempdir())
+        self._stage = stage_parent(stage)
         self._index = empty_index(chunks)
         self._offset = 0
         self.sent: SentUpload | None = None

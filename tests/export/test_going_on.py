@@ -192,6 +192,13 @@ def test_a_directory_with_anything_else_and_one_within_the_store_are_refused(
     assert export_store(store.path, directory / "out", Options("specforge")).written == len(LENGTHS)
 
 
+def test_a_record_that_cannot_be_read_is_named(store: Store, directory: Path) -> None:
+    (directory / "out/hsstore-export.json").mkdir(parents=True)
+
+    with pytest.raises(InputError, match=r"out/hsstore-export\.json: .*directory"):
+        export_store(store.path, directory / "out", Options("eagle"))
+
+
 def test_a_second_export_into_the_same_directory_is_refused(store: Store, directory: Path) -> None:
     (directory / "out").mkdir()
     descriptor = os.open(directory / "out", os.O_RDONLY)

@@ -56,6 +56,8 @@ class FakeServer:
         self.faults: defaultdict[int, list[Fault]] = defaultdict(list)
         self.always: dict[int, Fault] = {}
         self.requests: list[RequestId] = []
+        self.captured: list[RequestId] = []
+        """Those whose dumps are whole: one whose client goes away before is not computed."""
         self.most_at_once = 0
         self.url = ""
         self.spool = spool
@@ -251,6 +253,7 @@ class FakeServer:
             half = len(ids) // 2
             for start, part in ((half, slice(half, None)), (0, slice(half))):  # not in order
                 self.spool.put(str(rid), start, states[part], ids[part])
+            self.captured.append(rid)
 
     def _write_odd_dump(
         self,

@@ -167,17 +167,15 @@ def read_claims(directory: Path) -> dict[str, tuple[Claim, int]]:
     found: dict[str, tuple[Claim, int]] = {}
     with suppress(OSError):  # no directory
         for path in directory.iterdir():
-            claim = _claim_or_none(path) if path.name.isdigit() else None
+            claim = claim_or_none(path) if path.name.isdigit() else None
             if claim is not None:
                 found[claim.run] = (claim, found.get(claim.run, (claim, 0))[1] + 1)
     return found
 
 
-def _claim_or_none(path: Path) -> Claim | None:
+def claim_or_none(path: Path) -> Claim | None:
+    """Read a claim; None also where it is damaged, which a run that wants it will say."""
     try:
         return Claim.model_validate_json(path.read_bytes())
-    except (
-        OSError,
-        ValueError,
-    ):  # given back just now; or damaged, as a run that wants it will say
+    except (OSError, ValueError):
         return None

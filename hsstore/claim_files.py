@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from hsstore.activity import operation
-from hsstore.claim import ClaimPlace, Found, read_claim
+from hsstore.claim import ClaimPlace, Found, claim_or_none, read_claim
 from hsstore.errors import HsstoreError, OutputError, RefusedError
 from hsstore.files import (
     PARTIAL_SUFFIX,
@@ -189,6 +189,10 @@ class ClaimFiles(ClaimPlace):
                 for partial in self._store.glob(f"{name}/c.*{PARTIAL_SUFFIX}"):
                     if _chunk_number(partial) in spans:
                         partial.unlink(missing_ok=True)
+            records = self._store / "runs"
+            for partial in records.rglob(f"*{PARTIAL_SUFFIX}"):
+                if self._is_dead(partial.relative_to(records).parts[0]):
+                    partial.unlink(missing_ok=True)
 
     @override
     def end(self) -> None:
@@ -205,6 +209,11 @@ class ClaimFiles(ClaimPlace):
                 self._mine.unlink(missing_ok=True)
         os.close(self._lock)
         self._lock = None
+
+    def _is_dead(self, run: str) -> bool:
+        """Say whether it is proven from here that a run is dead; its lock file says where it ran."""
+        owner = claim_or_none(lock_path(self._directory, run))
+        return owner is not None and owner.shares_locks_with(self.me) and not self.is_alive(owner)
 
     def _renew(self) -> None:
         with suppress(OSError):  # the disk's errors are told by whoever writes data there

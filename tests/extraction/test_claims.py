@@ -133,6 +133,30 @@ def test_claims_of_a_dead_run_are_inherited_all_of_them(opened: Store, other: Cl
     assert left_claims(opened.path) == []
 
 
+def test_what_a_dead_run_began_of_its_record_is_removed_and_no_living_runs(
+    opened: Store, other: Claimant
+) -> None:
+    def begin(path: str) -> Path:
+        partial = opened.path / "runs" / path
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(b"left")
+        return partial
+
+    of_other = [begin("other/zarr.json.1.partial"), begin("other/golden/c.0.0.0.2.partial")]
+    of_the_unknown = begin("unknown/zarr.json.3.partial")
+    with Claims(opened, "mine") as claims:
+        claims.take([2])
+        of_mine = begin("mine/zarr.json.4.partial")
+        while_it_lives = [path.exists() for path in of_other]
+        other.end(kill=True)
+        claims.take([0])
+
+        assert while_it_lives == [True, True]
+        assert [path.exists() for path in of_other] == [False, False]
+        assert of_mine.exists()
+        assert of_the_unknown.exists()
+
+
 def test_who_only_looks_whether_a_run_lives_keeps_no_heir_out(
     opened: Store, other: Claimant
 ) -> None:

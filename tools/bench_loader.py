@@ -9,6 +9,7 @@ batches of the same size:
 * hsstore: `StreamLoader` over an `Eagle3Stream`, as docs/training.md says;
 * hsstore_none: the same over a store made with `--codec none`;
 * copy: the limit of those that do not decode, the same bytes copied once into warm memory, by all cores;
+* decode: the limit of hsstore, the same chunks, in memory already, decoded into warm memory, by all cores;
 * hsstore_map: torch's `DataLoader` over `Eagle3Dataset`, with `eagle3_collate`;
 * pt: the same `DataLoader` and collation over one .pt a sample, torch.load;
 * specforge, speculators, modelopt: those trainers' own loaders over what `hsstore export` writes for them, where

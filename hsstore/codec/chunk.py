@@ -134,8 +134,7 @@ class ChunkCodec:
         if self._bias is None and self._is_whole(out, slots):
             self._compressor.decode(frame, out.reshape(-1).view(np.uint8))
             return
-        whole = self._scratch()
-        self._compressor.decode(frame, whole)
+        whole = self._compressor.decoded(frame, self._scratch())
         tail_bytes = self._bias.tail_bytes if self._bias else 0
         values = whole[: whole.size - tail_bytes].view(self._bits).reshape(self.shape)
         if self._bias:

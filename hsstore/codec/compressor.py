@@ -45,6 +45,15 @@ class Compressor(Protocol):
         """
         ...
 
+    def decoded(self, frame: Bytes, scratch: Bytes) -> Bytes:
+        """Return what a frame decodes to: in `scratch`, (nbytes,), or where it lies in the frame.
+
+        Raises
+        ------
+        CorruptStoreError
+        """
+        ...
+
 
 def make_compressor(
     blosc: BloscSettings | None,
@@ -73,6 +82,11 @@ class OurBlosc:
         """Decode into `out`."""
         _blosc_decode(frame, out)
 
+    def decoded(self, frame: Bytes, scratch: Bytes) -> Bytes:
+        """Decode into `scratch`."""
+        _blosc_decode(frame, scratch)
+        return scratch
+
 
 class LibBlosc:
     """Frames of libblosc's own encoder."""
@@ -99,6 +113,11 @@ class LibBlosc:
     def decode(self, frame: Bytes, out: Bytes) -> None:
         """Decode into `out`."""
         _blosc_decode(frame, out)
+
+    def decoded(self, frame: Bytes, scratch: Bytes) -> Bytes:
+        """Decode into `scratch`."""
+        _blosc_decode(frame, scratch)
+        return scratch
 
     def _scratch(self) -> Bytes:
         scratch: Bytes | None = getattr(self._threads, "scratch", None)
@@ -128,9 +147,13 @@ class Uncompressed:
 
     def decode(self, frame: Bytes, out: Bytes) -> None:
         """Copy the values."""
+        out[:] = self.decoded(frame, out)
+
+    def decoded(self, frame: Bytes, scratch: Bytes) -> Bytes:  # noqa: ARG002  # others need it
+        """Return the values where they are: whoever wants some of them copies them once."""
         if frame.size != self.nbytes:
             raise CorruptStoreError(f"chunk has {frame.size} bytes instead of {self.nbytes}")
-        out[:] = frame
+        return frame
 
 
 def _blosc_decode(frame: Bytes, out: Bytes) -> None:

@@ -158,6 +158,19 @@ def test_any_rows_and_slots_of_a_chunk_are_decoded_to_any_memory(
     assert (wide[:, 1::2] == 0xEEEE).all()
 
 
+def test_what_is_not_compressed_is_copied_once_and_not_into_scratch_memory_first() -> None:
+    chunk = real_states(9)
+    codec = codec_of((9, 4, 64), "none")
+    scratch = codec._scratch()
+    scratch[:] = 7
+    out = np.empty((3, 2, 64), np.uint16)
+
+    codec.decode(codec.encode(chunk), out, 2, slice(1, 3))
+
+    np.testing.assert_array_equal(out, chunk[2:5, 1:3])
+    assert (scratch == 7).all()
+
+
 def ratio(name: CodecName, chunk: Bits, rows: int | None = None) -> float:
     shape = (rows or len(chunk), *chunk.shape[1:])
     return chunk.nbytes / len(codec_of(shape, name).encode(chunk))

@@ -25,7 +25,7 @@ from hsstore.loaders import (
 )
 from hsstore.store import Store
 from tools.loading import trainers
-from tools.loading.limit import Copy
+from tools.loading.limit import Copy, Decode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -149,6 +149,7 @@ CONTENDERS: dict[str, Contender] = {
     "hsstore": Contender(stream, "store.zarr/**/*"),
     "hsstore_none": Contender(uncompressed, "uncompressed.zarr/**/*", write_uncompressed),
     "copy": Contender(Copy, "*.pt", rows=int),
+    "decode": Contender(Decode, "store.zarr/**/*", rows=int),
     "hsstore_map": Contender(mapped, "store.zarr/**/*"),
     "pt": Contender(pt, "*.pt"),
     "specforge": Contender(

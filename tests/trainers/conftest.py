@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 INSTALLED = find_spec("specforge") is not None
 collect_ignore = ["cpu.py"]  # a program, which changes what it runs
 if INSTALLED:
+    import fsspec
     import torch
 
     from hsstore.export import Options, export_store
@@ -59,6 +60,15 @@ def stores(room: Path, model: Any) -> dict[str, Store]:
         "post-norm": tiny.make_store(room / "post.zarr", model, "post-norm"),
         "pre-norm": tiny.make_store(room / "pre.zarr", model, "pre-norm"),
     }
+
+
+@pytest.fixture(scope="session")
+def at_url(stores: dict[str, Store]) -> dict[str, str]:
+    """Give the URLs of the same stores in memory: what reads an object store, without a server."""
+    urls = {final: f"memory://trained/{final}.zarr" for final in stores}
+    for final, url in urls.items():
+        fsspec.filesystem("memory").put(str(stores[final].path), url, recursive=True)
+    return urls
 
 
 @pytest.fixture(scope="session")

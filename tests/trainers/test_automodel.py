@@ -40,9 +40,9 @@ SEQUENCE = 32
 COMPLETE = [i for i in range(len(tiny.LENGTHS)) if i not in {tiny.PENDING, tiny.FAILED}]
 
 
-def open_dataset(store: Store, room: Path) -> AutomodelDataset:
+def open_dataset(path: Path | str, room: Path) -> AutomodelDataset:
     return AutomodelDataset(
-        store.path,
+        path,
         room / "target",
         draft_vocabulary=tiny.DRAFT_VOCABULARY,
         seq_length=SEQUENCE,
@@ -52,7 +52,7 @@ def open_dataset(store: Store, room: Path) -> AutomodelDataset:
 
 @pytest.fixture(scope="module")
 def dataset(stores: dict[str, Store], room: Path) -> AutomodelDataset:
-    return open_dataset(stores["post-norm"], room)
+    return open_dataset(stores["post-norm"].path, room)
 
 
 @pytest.fixture(scope="module")
@@ -198,8 +198,17 @@ def test_training_on_the_store_gives_the_losses_of_training_on_a_cache(
 def test_states_before_the_norm_give_the_same_batches(
     stores: dict[str, Store], dataset: AutomodelDataset, room: Path
 ) -> None:
-    before = batches(open_dataset(stores["pre-norm"], room))
+    before = batches(open_dataset(stores["pre-norm"].path, room))
     for mine, theirs in zip(before, batches(dataset), strict=True):
+        for name, tensor in theirs.items():
+            assert torch.equal(mine[name], tensor), name
+
+
+def test_a_store_under_a_url_gives_the_batches_of_the_store(
+    at_url: dict[str, str], dataset: AutomodelDataset, room: Path
+) -> None:
+    found = batches(open_dataset(at_url["post-norm"], room))
+    for mine, theirs in zip(found, batches(dataset), strict=True):
         for name, tensor in theirs.items():
             assert torch.equal(mine[name], tensor), name
 

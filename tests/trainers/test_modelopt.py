@@ -68,6 +68,15 @@ def test_the_store_gives_the_samples_and_batches_of_an_export(
     assert_same(collate([mine[0], mine[1]]), collate([theirs[0], theirs[1]]))
 
 
+def test_a_store_under_a_url_gives_the_batches_of_the_store(
+    stores: dict[str, Store], at_url: dict[str, str]
+) -> None:
+    for final, store in stores.items():
+        mine, theirs = ModelOptDataset(at_url[final]), ModelOptDataset(store.path)
+        assert len(mine) == len(theirs) == 10
+        assert_same(collate([mine[0], mine[1]]), collate([theirs[0], theirs[1]]))
+
+
 def test_worker_processes_read_the_same(stores: dict[str, Store]) -> None:
     """As transformers starts them: forked, with the store open here."""
     dataset = ModelOptDataset(stores["post-norm"].path)

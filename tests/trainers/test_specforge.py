@@ -137,6 +137,31 @@ def test_the_store_gives_the_batches_of_an_export(
             assert torch.equal(mine.tensors[name], tensor), name
 
 
+def test_a_store_under_a_url_gives_the_batches_of_the_store(
+    features: StoreFeatures, at_url: dict[str, str]
+) -> None:
+    there = StoreFeatures(at_url["post-norm"])
+
+    found, expected = (load(one, one.refs(**READER)) for one in (there, features))
+
+    assert len(found) == len(expected) == 3
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.sample_ids == theirs.sample_ids
+        for name, tensor in theirs.tensors.items():
+            assert torch.equal(mine.tensors[name], tensor), name
+
+
+def test_the_command_tells_specforge_the_url(
+    config: Path, at_url: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("specforge.cli.main", lambda arguments: told.extend(arguments) or 0)
+
+    assert main([at_url["post-norm"], "-c", str(config)]) == 0
+
+    assert f"data.hidden_states_path={at_url['post-norm']}" in told
+
+
 def test_states_are_those_of_the_model(model: Any, features: StoreFeatures) -> None:
     """The second way to what the store should hold: the model itself."""
     complete = [i for i in range(len(tiny.LENGTHS)) if i not in {tiny.PENDING, tiny.FAILED}]

@@ -82,6 +82,27 @@ def test_the_store_gives_the_batches_of_an_export(
             assert torch.equal(one[name], other[name]), name
 
 
+@pytest.mark.parametrize("final", ["post-norm", "pre-norm"])
+def test_a_store_under_a_url_gives_the_batches_of_the_store(
+    prepared: dict[str, Path], at_url: dict[str, str], room: Path, final: str
+) -> None:
+    """Prepared from there, or moved there later."""
+    directory = room / f"prepared-url-{final}"
+    prepare(at_url[final], directory, FORMAT)
+    moved = StoreTransfer(read_prepared(prepared[final], FORMAT, at_url[final]))
+
+    expected = load(of_store(prepared[final]))
+    for dataset in (
+        of_store(directory),
+        ArrowDataset(1024, prepared[final], moved, on_missing="raise"),
+    ):
+        found = load(dataset)
+        assert len(found) == len(expected) > 2
+        for one, other in zip(found, expected, strict=True):
+            for name in other.keys() - {"error_records"}:
+                assert torch.equal(one[name], other[name]), name
+
+
 def test_states_are_those_of_the_model(model: Any, prepared: dict[str, Path]) -> None:
     """The second way to what the store should hold: the model itself."""
     complete = [i for i in range(len(tiny.LENGTHS)) if i not in {tiny.PENDING, tiny.FAILED}]

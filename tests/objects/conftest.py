@@ -12,6 +12,7 @@ import fsspec
 import pytest
 
 from hsstore.testing.finite import make_mixed_store
+from tests.objects import seaweedfs as seaweedfs_
 from tests.objects.s3 import NAMES, S3, SECRET
 
 if TYPE_CHECKING:
@@ -32,8 +33,9 @@ def server() -> Iterator[str]:
 
 
 @pytest.fixture
-def s3(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
+def s3(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
     """Give the server, with credentials in the environment, and little patience."""
+    server = request.getfixturevalue("seaweedfs" if seaweedfs_.IS_MEANT else "server")
     environment = {
         "AWS_ENDPOINT_URL": server,
         "AWS_ACCESS_KEY_ID": "somebody",
@@ -47,11 +49,21 @@ def s3(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
     files = fsspec.filesystem("s3", use_listings_cache=False)
     if not files.exists("s3://states"):
         files.mkdir("s3://states")
+    if seaweedfs_.IS_MEANT:
+        yield seaweedfs_.SeaweedFS(server)
+        return
     found = S3(server)
     found.requests()
     found.release()
     yield found
     found.fail("", "", times=0)
+
+
+@pytest.fixture(scope="session")
+def seaweedfs() -> Iterator[str]:
+    """Run the other S3 server; return its endpoint."""
+    with seaweedfs_.running() as endpoint:
+        yield endpoint
 
 
 @pytest.fixture(scope="session")

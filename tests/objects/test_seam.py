@@ -25,7 +25,7 @@ from hsstore.spans import write_span
 from hsstore.testing.finite import commit_states, finite_states, make_run_record
 from hsstore.testing.stores import commit_block, make_store, payload
 from hsstore.verify import VerifyOptions, verify_store
-from tests.objects.s3 import NAMES
+from tests.objects.s3 import NAMES, SECRET
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,7 +61,7 @@ def test_credentials_that_come_later_are_used(
         hsstore.open(url)
 
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "else")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
 
     assert len(hsstore.open(s3.shared(mixed))) == len(hsstore.open(mixed))
 

@@ -21,6 +21,7 @@ from hsstore.objects.write import (
     put_many,
 )
 from tests.objects.s3 import NAMES, S3
+from tests.objects.seaweedfs import IS_MEANT
 
 BIG = 5 << 20
 """Bytes of the smallest part that is not the last one."""
@@ -91,6 +92,25 @@ def test_of_many_who_create_an_object_one_does(url: str) -> None:
     with ThreadPoolExecutor(8) as threads:
         puts = [threads.submit(put_many, [Put(url, bytes([i]), ABSENT)]) for i in range(8)]
         done = [i for i, one in enumerate(puts) if one.result() != [None]]
+
+    assert len(done) == 1
+    assert content(url) == bytes(done)
+
+
+def test_of_many_uploads_that_create_an_object_one_does(url: str) -> None:
+    if IS_MEANT and url.startswith("s3"):
+        pytest.skip("SeaweedFS 4.48 looks at this condition first, and makes the object after it")
+    uploads = [_sent(url, bytes([i]), ABSENT) for i in range(8)]
+
+    def complete(i: int) -> bool:
+        try:
+            uploads[i].complete()
+        except ConflictError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as threads:
+        done = [i for i, created in enumerate(threads.map(complete, range(8))) if created]
 
     assert len(done) == 1
     assert content(url) == bytes(done)

@@ -66,8 +66,9 @@ def stores(room: Path, model: Any) -> dict[str, Store]:
 def at_url(stores: dict[str, Store]) -> dict[str, str]:
     """Give the URLs of the same stores in memory: what reads an object store, without a server."""
     urls = {final: f"memory://trained/{final}.zarr" for final in stores}
+    files: Any = fsspec.filesystem("memory")  # type: ignore[no-untyped-call]
     for final, url in urls.items():
-        fsspec.filesystem("memory").put(str(stores[final].path), url, recursive=True)
+        files.put(str(stores[final].path), url, recursive=True)
     return urls
 
 

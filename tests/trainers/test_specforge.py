@@ -155,9 +155,9 @@ def test_the_command_tells_specforge_the_url(
     config: Path, at_url: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr("specforge.cli.main", lambda arguments: told.extend(arguments) or 0)
+    monkeypatch.setattr("specforge.cli.main", told.extend)
 
-    assert main([at_url["post-norm"], "-c", str(config)]) == 0
+    main([at_url["post-norm"], "-c", str(config)])
 
     assert f"data.hidden_states_path={at_url['post-norm']}" in told
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hsstore.errors import RefusedError
+from hsstore.files import output_errors
 from hsstore.location import RemotePath
 from hsstore.objects.puts import ABSENT, ConflictError, Put
 from hsstore.objects.write import head, put, put_many
@@ -32,7 +33,9 @@ def upload_store(building: Path, root: RemotePath) -> None:
     Raises
     ------
     RefusedError
-        What is there is not of this plan.
+        What is there is not of this plan, or is removed meanwhile.
+    OutputError
+        The new store cannot be read.
     UnreachableError, InputError
     """
     for batch in _batches(building, root):
@@ -40,7 +43,7 @@ def upload_store(building: Path, root: RemotePath) -> None:
             if version is None and not _is_taken(one, root):
                 return
     with suppress(ConflictError):
-        put(str(root / ROOT), (building / ROOT).read_bytes(), replaces=ABSENT)
+        put(str(root / ROOT), _read(building, ROOT), replaces=ABSENT)
 
 
 def is_born(root: RemotePath) -> bool:
@@ -52,13 +55,18 @@ def _batches(building: Path, root: RemotePath) -> Iterator[list[Put]]:
     batch: list[Put] = []
     size = 0
     for name in _names(building):
-        data = (building / name).read_bytes()
+        data = _read(building, name)
         if batch and size + len(data) > AT_ONCE_BYTES:
             yield batch
             batch, size = [], 0
         batch.append(Put(str(root / name), data, ABSENT))
         size += len(data)
     yield batch
+
+
+def _read(building: Path, name: str) -> bytes:
+    with output_errors(building):
+        return (building / name).read_bytes()
 
 
 def _names(building: Path) -> Iterable[str]:
@@ -69,8 +77,11 @@ def _names(building: Path) -> Iterable[str]:
 def _is_taken(mine: Put, root: RemotePath) -> bool:
     """Say whether to go on with the object that is there; no, where a whole store is there by now."""
     name = mine.url.removeprefix(f"{root}/")
-    if name.startswith(_GOLDEN) or RemotePath(mine.url).read_bytes() == mine.data:
-        return True
+    try:
+        if name.startswith(_GOLDEN) or RemotePath(mine.url).read_bytes() == mine.data:
+            return True
+    except FileNotFoundError:
+        raise ConflictError(mine.url) from None
     if is_born(root):
         return False
     raise RefusedError(

@@ -169,11 +169,11 @@ def _build_and_upload(root: RemotePath, build: Callable[[Path], None], stage: Pa
     if is_born(root):
         return
     where = stage_parent(stage)
-    with (
-        output_errors(where),
-        tempfile.TemporaryDirectory(dir=where, prefix="hsstore-") as building,
-    ):
-        build(Path(building))
+    with output_errors(where):
+        room = tempfile.TemporaryDirectory(dir=where, prefix="hsstore-")
+    with room as building:
+        with output_errors(where):
+            build(Path(building))
         upload_store(Path(building), root)
 
 

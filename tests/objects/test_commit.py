@@ -16,6 +16,7 @@ import hsstore
 from hsstore.create import Golden, create_store
 from hsstore.errors import InputError, RefusedError, UnreachableError
 from hsstore.location import RemotePath
+from hsstore.objects.puts import ConflictError
 from hsstore.objects.write import find_uploads
 from hsstore.shard.upload import abort_uploads
 from hsstore.spans import Span
@@ -207,6 +208,28 @@ def test_a_store_of_another_plan_is_not_mixed_with_what_a_dead_creation_left() -
 
     with pytest.raises(RefusedError, match=f"remove what is under {url}"):
         make_store(url, [*LENGTHS, 7])
+
+    assert len(make_store(url, LENGTHS)) == len(LENGTHS)
+
+
+def test_what_goes_away_in_the_store_while_it_is_created_is_not_called_an_error_of_the_disk() -> (
+    None
+):
+    url = new_url("memory")
+    make_store(url, LENGTHS)
+    forget_name(url)
+    lengths = url / "length/c.0"
+    assert isinstance(lengths, RemotePath)
+
+    def compare(path: RemotePath) -> bytes:
+        if path == lengths:
+            fsspec.filesystem("memory").rm(str(lengths))
+        return path.get().data
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(RemotePath, "read_bytes", compare)
+        with pytest.raises(ConflictError, match=f"{lengths} is not what it was"):
+            make_store(url, LENGTHS)
 
     assert len(make_store(url, LENGTHS)) == len(LENGTHS)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def is_there(store: Location) -> bool:
-    """Say whether there is anything of this name; a URL is there when it has a `zarr.json`.
+    """Say whether there is anything of this name; under a URL, a store.
 
     Raises
     ------
@@ -27,11 +27,9 @@ def is_there(store: Location) -> bool:
     """
     if isinstance(store, Path):
         return store.exists()
-    try:
-        (store / "zarr.json").get(0, 1)
-    except FileNotFoundError:
-        return False
-    return True
+    from hsstore.birth import is_born  # noqa: PLC0415  # brings fsspec
+
+    return is_born(store)
 
 
 @asynccontextmanager

@@ -213,13 +213,20 @@ class PayloadReader:
         except CorruptStoreError as error:
             raise CorruptStoreError(f"sample {sample}: {error}") from None
 
-    def open_anew(self, shard: int) -> ShardReader | RemoteShard | None:
-        """Forget what is kept of a shard, and read its index; None where there is none."""
-        self._open.pop(shard, None)
+    def version_anew(self, shard: int) -> str | None:
+        """Forget what is kept of a shard; return the version of the object that is read from now on.
+
+        None where there is none, and on a disk, where nobody else can replace it meanwhile.
+        """
+        with self._lock:
+            self._open.pop(shard, None)
+        if not isinstance(self._root, RemotePath):
+            return None
         try:
-            return self._shard(shard)
+            reader = self._shard(shard)
         except MissingShardError:
             return None
+        return None if isinstance(reader, ShardReader) else reader.version
 
     def _whole_chunks(self, start: int, stop: int) -> tuple[int, int]:
         """Widen a range of rows to whole chunks, which are decoded in place, if that costs little."""

@@ -214,7 +214,9 @@ class Span:
         is_half_done = (self.digest[inside] != 0) & ~self.complete[inside]
         if not is_half_done.any() or not isinstance(self._paths["complete"], RemotePath):
             return
-        if "-" in self._versions["complete"]:  # the ETag of what came in parts
+        from hsstore.objects.files import came_in_parts  # noqa: PLC0415
+
+        if came_in_parts(self._versions["complete"]):
             self.write("complete")
         else:
             self.write_cleared("complete")

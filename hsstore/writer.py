@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hsstore.digest import payload_digest
 from hsstore.errors import RefusedError
 from hsstore.shard import new_shard, shard_path
-from hsstore.shard.reader import ShardReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -171,11 +170,7 @@ class BlockWriter:
             self._taken.add(sample)
             for shard in {place.shard for place in places} - self._shards.keys():
                 # What is read here is what is replaced: else whoever came between would be written over.
-                there = reader.open_anew(shard)
-                version = None
-                if there is not None and not isinstance(there, ShardReader):
-                    version = there.version
-                self._shards[shard] = self._new_shard(shard, version)
+                self._shards[shard] = self._new_shard(shard, reader.version_anew(shard))
             with refuse_replaced():
                 chunks = reader.read_encoded(sample, places)
                 for place, encoded in zip(places, chunks, strict=True):

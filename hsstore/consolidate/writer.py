@@ -18,7 +18,6 @@ from hsstore.dtype import bits_dtype
 from hsstore.errors import CorruptStoreError, InputError
 from hsstore.files import PARTIAL_SUFFIX
 from hsstore.shard import new_shard, shard_path
-from hsstore.shard.reader import ShardReader
 from hsstore.shard.writer import ShardWriter
 from hsstore.store import Store
 from hsstore.writer import refuse_replaced
@@ -75,10 +74,9 @@ class ShardsWriter:
             return
         destination = open_store(self._task.destination)
         for number in self._task.block.shards:
-            there = destination.payload.open_anew(number)
-            if there is not None and not isinstance(there, ShardReader):
-                # What is read here is what is replaced.
-                self._shards[number] = self._new_shard(number, there.version)
+            version = destination.payload.version_anew(number)
+            if version is not None:  # what is read here is what is replaced
+                self._shards[number] = self._new_shard(number, version)
         for index in kept.tolist():
             sample = self._task.block.samples[index]
             with refuse_replaced():

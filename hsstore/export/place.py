@@ -203,12 +203,10 @@ class Bucket:
 
     def _replace(self, name: str, data: bytes | Path) -> None:
         from hsstore.objects.files import put_file  # noqa: PLC0415
-        from hsstore.objects.puts import ABSENT  # noqa: PLC0415
-        from hsstore.objects.write import head, put  # noqa: PLC0415
+        from hsstore.objects.write import put, version_of  # noqa: PLC0415
 
         url = str(self.root / name)
-        found = head(url)
-        replaces = ABSENT if found is None else found.version
+        replaces = version_of(url)
         if isinstance(data, Path):
             put_file(data, url, replaces=replaces)
         else:

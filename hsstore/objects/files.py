@@ -33,6 +33,11 @@ def put_file(path: Path, url: str, *, replaces: str) -> str:
         return put_parts(url, parts, replaces=replaces)
 
 
+def came_in_parts(version: str) -> bool:
+    """Say whether an object came in parts, by its version: that of S3 tells, and others need not."""
+    return "-" in version
+
+
 def put_parts(url: str, parts: Iterable[Callable[[], bytes]], *, replaces: str) -> str:
     """Put an object in parts, be it one; return its version: none that `put` gives the same bytes.
 

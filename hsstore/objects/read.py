@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hsstore.objects.answer import Answer, Backend, NoSuchObjectError, Request, missing
 from hsstore.objects.client import call
-from hsstore.objects.retry import persist
+from hsstore.objects.retry import pages, persist
 from hsstore.objects.together import together
 
 if TYPE_CHECKING:
@@ -60,11 +60,8 @@ def find(url: str) -> dict[str, int]:
 
 async def _find_all(url: str, backend: Backend) -> dict[str, int]:
     found: dict[str, int] = {}
-    after, is_last = "", False
-    while not is_last:  # each page is tried again by itself: a large store has a thousand of them
-        page, after = await persist(backend, "list", url, partial(backend.find, url, after))
+    async for page in pages(backend, url, backend.find):
         found |= page
-        is_last = not after
     return found
 
 

@@ -10,13 +10,14 @@ import errno
 import random
 import re
 import time
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from hsstore.errors import HsstoreError, InputError, UnreachableError
 from hsstore.objects.answer import NoSuchObjectError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from hsstore.objects.answer import Refusing
 
@@ -64,6 +65,23 @@ async def persist(backend: Refusing, what: str, url: str, attempt: Callable[[], 
         f"cannot {what} {url}: {describe(last)}; tried {ATTEMPTS} times in {time.monotonic() - began:.0f} s. "
         "See whether the object store can be reached, then run the same command again"
     )
+
+
+async def pages(
+    backend: Refusing, url: str, list_page: Callable[[str, str], Awaitable[tuple[T, str]]]
+) -> AsyncIterator[T]:
+    """Yield the pages of a listing, each tried again by itself: a large store has a thousand of them.
+
+    Raises
+    ------
+    InputError, UnreachableError
+        As `persist`.
+    """
+    after, is_last = "", False
+    while not is_last:
+        page, after = await persist(backend, "list", url, partial(list_page, url, after))
+        yield page
+        is_last = not after
 
 
 def _raise_if_hopeless(backend: Refusing, what: str, url: str, error: Exception) -> None:

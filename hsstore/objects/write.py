@@ -19,8 +19,8 @@ import google_crc32c
 from hsstore.activity import operation, tick
 from hsstore.errors import InputError
 from hsstore.objects.client import call, start
-from hsstore.objects.puts import ConflictError, Part, Put, Stat, UploadId, WritableBackend
-from hsstore.objects.retry import persist
+from hsstore.objects.puts import ABSENT, ConflictError, Part, Put, Stat, UploadId, WritableBackend
+from hsstore.objects.retry import pages, persist
 from hsstore.objects.together import together
 
 if TYPE_CHECKING:
@@ -90,6 +90,12 @@ def head(url: str) -> Stat | None:
     UnreachableError, InputError
     """
     return _call("read", url, partial(_head, url))
+
+
+def version_of(url: str) -> str:
+    """Return the version of the object that has this name now, or ABSENT; raises what `head` does."""
+    found = head(url)
+    return ABSENT if found is None else found.version
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,13 +283,7 @@ async def _abort(upload: UploadId, backend: WritableBackend) -> None:
 
 
 async def _uploads(url: str, backend: WritableBackend) -> list[UploadId]:
-    found: list[UploadId] = []
-    after, is_last = "", False
-    while not is_last:
-        page, after = await persist(backend, "list", url, partial(backend.uploads, url, after))
-        found += page
-        is_last = not after
-    return found
+    return [upload async for page in pages(backend, url, backend.uploads) for upload in page]
 
 
 def _call(kind: Kind, url: str, work: Callable[[WritableBackend], Awaitable[T]]) -> T:

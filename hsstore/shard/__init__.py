@@ -47,7 +47,8 @@ def new_shard(
         from hsstore.shard.writer import ShardWriter  # noqa: PLC0415
 
         return ShardWriter(path, run, chunks)
-    from hsstore.shard.upload import ShardUpload, version_of  # noqa: PLC0415
+    from hsstore.objects.write import version_of  # noqa: PLC0415
+    from hsstore.shard.upload import ShardUpload  # noqa: PLC0415
 
-    known = version_of(path) if replaces is None else replaces
+    known = version_of(str(path)) if replaces is None else replaces
     return ShardUpload(path, chunks, stage, replaces=known)

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from hsstore.activity import operation
 from hsstore.errors import HsstoreError
 from hsstore.files import output_errors, stage_parent
-from hsstore.objects.puts import ABSENT
-from hsstore.objects.write import PART_BYTES, SentUpload, Upload, abort, find_uploads, head
+from hsstore.objects.write import PART_BYTES, SentUpload, Upload, abort, find_uploads
 from hsstore.shard.index import MISSING, empty_index, encode_index
 
 if TYPE_CHECKING:
@@ -118,12 +117,6 @@ class ShardUpload:
             return
         with suppress(HsstoreError):  # the error that came before must not be hidden by another
             self._upload.abort()
-
-
-def version_of(final: RemotePath) -> str:
-    """Return the version of the shard that has this name now, or ABSENT."""
-    found = head(str(final))
-    return ABSENT if found is None else found.version
 
 
 def abort_uploads(root: RemotePath, is_ours: Callable[[int], bool]) -> None:

@@ -22,11 +22,10 @@ from hsstore.location import RemotePath, locate
 from hsstore.objects.files import put_file
 from hsstore.objects.puts import ABSENT, ConflictError
 from hsstore.objects.retry import describe
-from hsstore.objects.write import put
+from hsstore.objects.write import put, version_of
 from hsstore.shard import shard_path
 from hsstore.shard.index import index_bytes
 from hsstore.shard.remote import RemoteShard
-from hsstore.shard.upload import version_of
 from hsstore.testing.stores import commit_block, make_store, start_block
 from hsstore.verify import VerifyOptions, verify_store
 from tests.objects.s3 import NAMES
@@ -195,7 +194,7 @@ def test_a_shard_that_is_replaced_while_it_is_copied_is_refused() -> None:
 
     def lengths() -> Iterator[int]:
         yield 3
-        put(str(shard), b"another", replaces=version_of(shard))
+        put(str(shard), b"another", replaces=version_of(str(shard)))
         yield 9
 
     with ThreadPoolExecutor(1) as encoders:

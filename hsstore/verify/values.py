@@ -91,27 +91,29 @@ class Values:
             largest = largest_magnitude(part, self.dtype)
             wrong = np.asarray(largest >= infinity_bits(self.dtype))
             self.not_finite.add(start, np.asarray(wrong.any(axis=1)))
-        glance = part[..., :GLANCE_VALUES]
-        self._find_plain_rows(part, glance, start)
-        self.equal_slots = [
-            (one, other)
-            for one, other in self.equal_slots
-            if np.array_equal(glance[:, one], glance[:, other])
-            and np.array_equal(part[:, one], part[:, other])
-        ]
+        self._find_plain_rows(part, start)
+        if self.equal_slots:
+            self._compare_slots(part)
         some = as_float32(part[-start % NORM_EVERY_ROWS :: NORM_EVERY_ROWS], self.dtype)
         with np.errstate(all="ignore"):  # values that are not finite, or whose squares are not
             self.mean_squares.append(np.einsum("rsh,rsh->rs", some, some) / some.shape[2])
 
-    def _find_plain_rows(
-        self, part: npt.NDArray[Any], glance: npt.NDArray[Any], start: int
-    ) -> None:
+    def _compare_slots(self, part: npt.NDArray[Any]) -> None:
+        """Keep the pairs of slots that are equal in these rows as well; most differ in the first row."""
+        glance = part[0, :, :GLANCE_VALUES].tolist()
+        self.equal_slots = [
+            (one, other)
+            for one, other in self.equal_slots
+            if glance[one] == glance[other] and np.array_equal(part[:, one], part[:, other])
+        ]
+
+    def _find_plain_rows(self, part: npt.NDArray[Any], start: int) -> None:
         """Find rows of zeros, and rows of any other number throughout."""
-        sign = glance.dtype.type(1 << (8 * glance.itemsize - 1))
-        magnitudes = glance & ~sign
-        plain = magnitudes[..., 0] == magnitudes[..., -1]
-        for value in range(1, glance.shape[2] - 1):
-            plain &= magnitudes[..., value] == magnitudes[..., 0]
+        differ = np.zeros(part.shape[:2], part.dtype)
+        for value in range(1, min(GLANCE_VALUES, part.shape[2])):
+            differ |= part[..., 0] ^ part[..., value]
+        sign = part.dtype.type(1 << (8 * part.itemsize - 1))
+        plain = differ & ~sign == 0
         if not plain.any():
             return
         at = np.nonzero(plain)

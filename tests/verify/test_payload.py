@@ -163,6 +163,16 @@ def test_a_row_that_no_model_gives_is_found_though_it_was_committed_so(
     assert "row 17" in report.bad[0].detail
 
 
+def test_a_row_of_zeros_of_both_signs_is_found(directory: Path) -> None:
+    store = make_store(directory / "store.zarr", [20])
+    states = finite_states(store, 0)
+    states[17, 2, ::2], states[17, 2, 1::2] = 0x0000, 0x8000
+
+    commit_states(store, {0: states})
+
+    assert [bad.kind for bad in verify_store(store.path).bad] == [BadKind.ZERO_ROW]
+
+
 def test_single_zeros_are_nothing_bad(directory: Path) -> None:
     store = make_store(directory / "store.zarr", [3])
     states = finite_states(store, 0)

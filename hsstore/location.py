@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -19,8 +20,8 @@ from hsstore.errors import InputError
 if TYPE_CHECKING:
     from hsstore.objects import Answer
 
-PROTOCOLS = {"s3": "s3", "gs": "s3", "memory": "memory"}
-"""Protocols, and how fsspec calls what speaks each of them: Google has an S3 interface."""
+PROTOCOLS = {"s3": ("s3fs", "aiobotocore"), "gs": ("google.auth", "requests"), "memory": ()}
+"""Protocols, and the packages that each needs: those of the extra of its name."""
 
 _URL = re.compile(r"(?P<protocol>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
 
@@ -170,11 +171,14 @@ def _refuse_secrets(protocol: str, host: str, rest: str) -> None:
 
 
 def _require_package(protocol: str, text: str) -> None:
-    import fsspec  # noqa: PLC0415  # 30 ms, and only for URLs
-
-    try:
-        fsspec.get_filesystem_class(PROTOCOLS[protocol])
-    except ImportError:
+    if not all(map(_is_installed, PROTOCOLS[protocol])):
         raise InputError(
-            f"{text} needs a package that is not installed: pip install 'hsstore[{PROTOCOLS[protocol]}]'"
-        ) from None
+            f"{text} needs a package that is not installed: pip install 'hsstore[{protocol}]'"
+        )
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # nor what it is a part of
+        return False

@@ -25,6 +25,14 @@ class Request:
         """Say whether it is all of the object."""
         return self.start == 0 and self.stop is None
 
+    @property
+    def range(self) -> dict[str, str]:
+        """The header that asks for this range; none for all of the object."""
+        if self.is_whole:
+            return {}
+        last = "" if self.stop is None else self.stop - 1
+        return {"Range": f"bytes={self.start}" if self.start < 0 else f"bytes={self.start}-{last}"}
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -81,6 +89,12 @@ class Backend(Refusing, Protocol):
             What to give for the next page; empty after the last one.
         """
         ...
+
+
+def split(url: str) -> tuple[str, str]:
+    """Return bucket and key."""
+    bucket, _, key = url.partition("://")[2].partition("/")
+    return bucket, key
 
 
 def missing(url: str) -> NoSuchObjectError:

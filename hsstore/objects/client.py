@@ -15,13 +15,14 @@ from hsstore.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
     from concurrent.futures import Future
-    from typing import Any
+    from typing import Any, TypeAlias
 
     from hsstore.activity import Kind
+    from hsstore.objects.gs_write import GoogleStore
     from hsstore.objects.memory_write import MemoryStore
     from hsstore.objects.s3_write import S3Store
 
-    AnyBackend = MemoryStore | S3Store
+    AnyBackend: TypeAlias = GoogleStore | MemoryStore | S3Store
 
 T = TypeVar("T")
 
@@ -68,6 +69,10 @@ def _backend(protocol: str, process: int) -> AnyBackend:  # noqa: ARG001
         from hsstore.objects.memory_write import MemoryStore  # noqa: PLC0415
 
         return MemoryStore()
+    if protocol == "gs":
+        from hsstore.objects.gs_write import GoogleStore  # noqa: PLC0415  # 300 ms, and an extra
+
+        return GoogleStore()
     from hsstore.objects.s3_write import S3Store  # noqa: PLC0415  # 400 ms, and an extra
 
-    return S3Store(protocol)
+    return S3Store()

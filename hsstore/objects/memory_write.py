@@ -44,13 +44,15 @@ class MemoryStore(MemoryBackend, WritableBackend):
         return Stat(file.size, version, file.created.timestamp(), _tokens.get((url, version), ""))
 
     @override
-    async def begin(self, url: str, token: str) -> UploadId:
+    async def begin(self, url: str, token: str, replaces: str) -> UploadId:
         upload = UploadId(url, uuid.uuid4().hex)
         _begun[upload] = (token, {})
         return upload
 
     @override
-    async def send(self, upload: UploadId, number: int, data: bytes, checksum: str) -> Part:
+    async def send(
+        self, upload: UploadId, number: int, data: bytes, checksum: str, before: Part | None
+    ) -> Part:
         if upload not in _begun:
             raise ConflictError(upload.url, upload_is_gone=True)
         _begun[upload][1][number] = data

@@ -3,12 +3,13 @@
 So nothing hangs on clocks, or on who claims what: of two who would replace the same object, one does. A put that
 a proxy delivers a minute late, or that of a run which was taken for dead, finds another object than it names. Of S3
 a version is the ETag, which is made of the bytes alone: what may become again what it was is put in parts, see `files`.
+Of Google it is the generation: a number that no other object of that name has had.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, Protocol
+from dataclasses import dataclass, field
+from typing import ClassVar, Final, Protocol
 
 from typing_extensions import override
 
@@ -17,6 +18,8 @@ from hsstore.objects.answer import Refusing
 
 ABSENT: Final = ""
 """In place of a version: there must be no such object. No object has this version."""
+TOKEN: Final = "hsstore-put"  # noqa: S105  # the name of a field
+"""Where an object's metadata have the token of its put."""
 
 
 class ConflictError(RefusedError):
@@ -71,6 +74,11 @@ class Part:
     """From 1 on."""
     etag: str
     checksum: str
+    """Where parts are sent in order: of the object up to the end of this one."""
+    stop: int = 0
+    """Where parts are sent in order: how many bytes of the object the store has."""
+    rest: bytes = field(default=b"", repr=False)
+    """Bytes that it takes only with those behind them, or when the upload is completed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +86,8 @@ class UploadId:
     """An upload that was begun."""
 
     url: str
-    id: str
+    id: str = field(repr=False)
+    """May be all that it takes to write there."""
 
 
 class WritableBackend(Refusing, Protocol):
@@ -86,6 +95,9 @@ class WritableBackend(Refusing, Protocol):
 
     Their errors are those of `Backend.fetch`, and ConflictError.
     """
+
+    in_order: ClassVar[bool] = False
+    """Each part of an upload is sent when the store has the one before."""
 
     async def put(self, put: Put, checksum: str, token: str) -> str:
         """Put an object with its token; return its version."""
@@ -95,12 +107,17 @@ class WritableBackend(Refusing, Protocol):
         """Ask for an object without its bytes; None where the store says that there is none."""
         ...
 
-    async def begin(self, url: str, token: str) -> UploadId:
-        """Begin an upload: an object in parts, which does not exist before it is completed."""
+    async def begin(self, url: str, token: str, replaces: str) -> UploadId:
+        """Begin an upload: an object in parts, which does not exist before it is completed.
+
+        What it replaces is given twice, here and when it is completed: stores want it at the one or the other.
+        """
         ...
 
-    async def send(self, upload: UploadId, number: int, data: bytes, checksum: str) -> Part:
-        """Send a part, or send it again."""
+    async def send(
+        self, upload: UploadId, number: int, data: bytes, checksum: str, before: Part | None
+    ) -> Part:
+        """Send a part, or send it again; `before` is the one before, where they are sent in order."""
         ...
 
     async def complete(self, upload: UploadId, parts: tuple[Part, ...], replaces: str) -> str:

@@ -6,7 +6,6 @@ headers, for `If-Match`, and to tell a missing object from a missing bucket.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -26,18 +25,11 @@ from botocore.parsers import ResponseParserError
 from s3fs.core import S3FileSystem
 from typing_extensions import override
 
-from hsstore.objects.answer import Answer, Backend, Request, missing, stale
+from hsstore.objects import pace
+from hsstore.objects.answer import Answer, Backend, Request, missing, split, stale
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
-
-CONNECT_SECONDS = 10
-READ_SECONDS = 60
-"""Without a byte for so long, an attempt is given up."""
-SLOWEST_BYTES = 1 << 20
-"""A second, on top of that: what comes slower is asked for again."""
-CONNECTIONS = 64
-GOOGLE = "https://storage.googleapis.com"
 
 _BROKEN = (
     BotoConnectionError,
@@ -68,25 +60,17 @@ _AGAIN = frozenset(
 
 
 class S3Backend(Backend):
-    """Reads through one client, with its pool of connections.
+    """Reads through one client, with its pool of connections."""
 
-    Parameters
-    ----------
-    protocol : str
-        "s3"; or "gs", which is Google's S3 interface, unless the environment names another endpoint.
-    """
-
-    def __init__(self, protocol: str) -> None:
-        is_named = {"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"} & os.environ.keys()
+    def __init__(self) -> None:
         self._fs = S3FileSystem(
             anon=os.environ.get("AWS_NO_SIGN_REQUEST", "").lower() in {"1", "yes", "true"},
-            endpoint_url=GOOGLE if protocol == "gs" and not is_named else None,
             use_listings_cache=False,
             skip_instance_cache=True,
             config_kwargs={
-                "connect_timeout": CONNECT_SECONDS,
-                "read_timeout": READ_SECONDS,
-                "max_pool_connections": CONNECTIONS,
+                "connect_timeout": pace.CONNECT_SECONDS,
+                "read_timeout": pace.READ_SECONDS,
+                "max_pool_connections": pace.CONNECTIONS,
                 # Some servers send the whole object's checksum with a range. Ours has a crc32c a chunk.
                 "response_checksum_validation": "when_required",
                 "retries": {"total_max_attempts": 1, "mode": "standard"},  # see `retry`
@@ -104,8 +88,9 @@ class S3Backend(Backend):
     async def fetch(self, request: Request) -> Answer:
         bucket, key = split(request.url)
         client = await self._client(bucket)
+        condition = {} if request.version is None else {"IfMatch": request.version}
         try:
-            response = await client.get_object(Bucket=bucket, Key=key, **_headers(request))
+            response = await client.get_object(Bucket=bucket, Key=key, **condition, **request.range)
         except ClientError as error:
             if error_code(error) == "NoSuchKey":
                 raise missing(request.url) from None
@@ -119,7 +104,7 @@ class S3Backend(Backend):
         async with response["Body"] as body:
             if request.version not in {None, response["ETag"]}:  # some servers ignore `If-Match`
                 raise stale(request.url)
-            async with asyncio.timeout(READ_SECONDS + response["ContentLength"] / SLOWEST_BYTES):
+            async with pace.receiving(response["ContentLength"]):
                 data: bytes = await body.read()
         if len(data) != response["ContentLength"]:
             raise aiohttp.ClientPayloadError(
@@ -171,22 +156,6 @@ _ADVICE = {
     301: "; see AWS_DEFAULT_REGION",
     400: "; see AWS_DEFAULT_REGION, and whether the credentials have expired",
 }
-
-
-def split(url: str) -> tuple[str, str]:
-    """Return bucket and key."""
-    bucket, _, key = url.partition("://")[2].partition("/")
-    return bucket, key
-
-
-def _headers(request: Request) -> dict[str, str]:
-    headers = {} if request.version is None else {"IfMatch": request.version}
-    if request.is_whole:
-        return headers
-    if request.start < 0:
-        return headers | {"Range": f"bytes={request.start}"}
-    last = "" if request.stop is None else request.stop - 1
-    return headers | {"Range": f"bytes={request.start}-{last}"}
 
 
 def error_code(error: Any) -> str:  # noqa: ANN401  # a ClientError, which has no types

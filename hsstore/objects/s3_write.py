@@ -6,22 +6,29 @@ metadata, since answers get lost: an ETag does not tell whose an object is.
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from botocore.exceptions import ClientError
 from typing_extensions import override
 
-from hsstore.objects.puts import ABSENT, ConflictError, Part, Put, Stat, UploadId, WritableBackend
-from hsstore.objects.s3 import READ_SECONDS, S3Backend, error_code, error_status, split
+from hsstore.objects import pace
+from hsstore.objects.answer import split
+from hsstore.objects.puts import (
+    ABSENT,
+    TOKEN,
+    ConflictError,
+    Part,
+    Put,
+    Stat,
+    UploadId,
+    WritableBackend,
+)
+from hsstore.objects.s3 import S3Backend, error_code, error_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-TOKEN = "hsstore-put"  # noqa: S105  # the name of a field
-SLOWEST_SENT_BYTES = 128 << 10
-"""A second, on top of READ_SECONDS: several parts share a line, so each may be slower than what is read."""
 _OTHERWISE = frozenset({"PreconditionFailed", "NoSuchKey", "NoSuchUpload"})
 """Codes of a condition that is not met: the object is another one, or gone, or the upload is."""
 
@@ -34,7 +41,7 @@ class S3Store(S3Backend, WritableBackend):
         bucket, key = split(put.url)
         client = await self._client(bucket)
         with _conflicts(put.url):
-            async with _in_time(put.data):
+            async with pace.sending(put.data):
                 done = await client.put_object(
                     Bucket=bucket,
                     Key=key,
@@ -65,7 +72,7 @@ class S3Store(S3Backend, WritableBackend):
         return Stat(size, str(found["ETag"]), found["LastModified"].timestamp(), token)
 
     @override
-    async def begin(self, url: str, token: str) -> UploadId:
+    async def begin(self, url: str, token: str, replaces: str) -> UploadId:
         bucket, key = split(url)
         client = await self._client(bucket)
         begun = await client.create_multipart_upload(
@@ -74,11 +81,13 @@ class S3Store(S3Backend, WritableBackend):
         return UploadId(url, begun["UploadId"])
 
     @override
-    async def send(self, upload: UploadId, number: int, data: bytes, checksum: str) -> Part:
+    async def send(
+        self, upload: UploadId, number: int, data: bytes, checksum: str, before: Part | None
+    ) -> Part:
         bucket, key = split(upload.url)
         client = await self._client(bucket)
         with _conflicts(upload.url):
-            async with _in_time(data):
+            async with pace.sending(data):
                 done = await client.upload_part(
                     Bucket=bucket,
                     Key=key,
@@ -131,11 +140,6 @@ class S3Store(S3Backend, WritableBackend):
         if not page.get("IsTruncated"):
             return found, ""
         return found, f"{page['NextKeyMarker']} {page['NextUploadIdMarker']}"
-
-
-def _in_time(body: bytes) -> asyncio.Timeout:
-    """Give an attempt up that takes too long: aiohttp counts no silence before all of a body is sent."""
-    return asyncio.timeout(READ_SECONDS + len(body) / SLOWEST_SENT_BYTES)
 
 
 def _condition(replaces: str) -> dict[str, str]:

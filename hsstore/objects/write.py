@@ -6,18 +6,18 @@ verdict before the object was looked at: with our token it is what we have put.
 
 from __future__ import annotations
 
-import base64
-import struct
+import asyncio
+import os
 import uuid
 from dataclasses import dataclass
 from functools import partial
 from threading import BoundedSemaphore
 from typing import TYPE_CHECKING, TypeVar
-
-import google_crc32c
+from urllib.parse import urlsplit
 
 from hsstore.activity import operation, tick
 from hsstore.errors import InputError
+from hsstore.objects.checksum import crc32c
 from hsstore.objects.client import call, start
 from hsstore.objects.puts import ABSENT, ConflictError, Part, Put, Stat, UploadId, WritableBackend
 from hsstore.objects.retry import pages, persist
@@ -35,6 +35,8 @@ PARTS_AT_ONCE = 8
 """Parts of this process that are in memory and under way."""
 MOST_PARTS = 10_000
 """S3 takes no more."""
+
+GOOGLE = "storage.googleapis.com"
 
 T = TypeVar("T")
 
@@ -144,7 +146,7 @@ class Upload:
         self._url = url
         self._replaces = replaces
         self._token = uuid.uuid4().hex
-        self._upload = _call("write", url, partial(_begin, url, self._token))
+        self._upload = _call("write", url, partial(_begin, url, self._token, replaces))
         self._parts: list[Future[Part]] = []
 
     def part(self, read: Callable[[], bytes]) -> None:
@@ -169,8 +171,11 @@ class Upload:
         try:
             self._raise_first_error()
             data = read()
-            number = len(self._parts) + 1
-            sending = start(self._url, partial(_send, self._upload, number, data, _checksum(data)))
+            before = self._parts[-1] if self._parts else None
+            sending = start(
+                self._url,
+                partial(_send, self._upload, len(self._parts) + 1, data, crc32c(data), before),
+            )
         except BaseException:
             _slots.release()
             raise
@@ -235,7 +240,7 @@ async def _put_all(puts: Sequence[Put], backend: WritableBackend) -> list[str | 
 
 async def _put(backend: WritableBackend, put: Put) -> str | None:
     token = uuid.uuid4().hex
-    attempt = partial(backend.put, put, _checksum(put.data), token)
+    attempt = partial(backend.put, put, crc32c(put.data), token)
     try:
         return await persist(backend, "write", put.url, attempt)
     except ConflictError:
@@ -251,16 +256,24 @@ async def _head(url: str, backend: WritableBackend) -> Stat | None:
     return await persist(backend, "read", url, partial(backend.head, url))
 
 
-async def _begin(url: str, token: str, backend: WritableBackend) -> UploadId:
+async def _begin(url: str, token: str, replaces: str, backend: WritableBackend) -> UploadId:
     # Where an answer got lost there is another one by now. It has no parts, and cannot be told from an heir's:
     # who claims the span next ends it.
-    return await persist(backend, "write", url, partial(backend.begin, url, token))
+    return await persist(backend, "write", url, partial(backend.begin, url, token, replaces))
 
 
 async def _send(
-    upload: UploadId, number: int, data: bytes, checksum: str, backend: WritableBackend
+    upload: UploadId,
+    number: int,
+    data: bytes,
+    checksum: str,
+    before: Future[Part] | None,
+    backend: WritableBackend,
 ) -> Part:
-    attempt = partial(backend.send, upload, number, data, checksum)
+    part_before: Part | None = None
+    if before is not None and backend.in_order:
+        part_before = await asyncio.wrap_future(before)
+    attempt = partial(backend.send, upload, number, data, checksum, part_before)
     part = await persist(backend, "write", upload.url, attempt)
     tick()
     return part
@@ -292,12 +305,8 @@ def _call(kind: Kind, url: str, work: Callable[[WritableBackend], Awaitable[T]])
 
 
 def _refuse_read_only(url: str) -> None:
-    if url.startswith("gs:"):
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
+    if url.startswith("s3:") and (urlsplit(endpoint).hostname or "").endswith(GOOGLE):
         raise InputError(
-            f"gs:// can only be read so far, since Google's S3 interface writes on no condition: {url}"
+            f"Google's S3 interface writes on no condition, so that it can only be read: write gs:// instead of {url}"
         )
-
-
-def _checksum(data: bytes) -> str:
-    """Return the crc32c of data as S3 has it."""
-    return base64.b64encode(struct.pack(">I", google_crc32c.value(data))).decode()

@@ -1,28 +1,32 @@
-"""An S3 server on loopback, and stores in it; the same stores in memory."""
+"""Servers of object stores on loopback, and stores in them; the same stores in memory."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import fsspec
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 
 from hsstore.testing.finite import make_mixed_store
 from tests.objects import seaweedfs as seaweedfs_
-from tests.objects.s3 import NAMES, S3, SECRET
+from tests.objects.s3 import NAMES, S3, SECRET, Google
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-@pytest.fixture(scope="session")
-def server() -> Iterator[str]:
-    """Run the server; return its endpoint."""
-    command = [sys.executable, "-m", "tests.objects.server"]
+@contextmanager
+def running(module: str) -> Iterator[str]:
+    """Run a server; return its endpoint."""
+    command = [sys.executable, "-m", f"tests.objects.{module}"]
     root = Path(__file__).parents[2]
     with subprocess.Popen(
         command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -30,6 +34,37 @@ def server() -> Iterator[str]:
         assert process.stdout is not None
         yield f"http://127.0.0.1:{int(process.stdout.readline())}"
         process.terminate()
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[str]:
+    """Run the S3 server; return its endpoint."""
+    with running("server") as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def google() -> Iterator[tuple[str, Path]]:
+    """Run the server that speaks as Google's does; return its endpoint and a file with a service account."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    pem = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    with (
+        running("google_server") as endpoint,
+        tempfile.TemporaryDirectory(dir="/dev/shm", prefix="hsstore-test-") as path,
+    ):
+        file = Path(path) / "account.json"
+        account = {
+            "type": "service_account",
+            "client_email": "somebody@example.com",
+            "private_key": pem.decode(),
+            "token_uri": f"{endpoint}/_token",
+        }
+        file.write_text(json.dumps(account))
+        yield endpoint, file
 
 
 @pytest.fixture
@@ -57,6 +92,27 @@ def s3(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Itera
     found.release()
     yield found
     found.fail("", "", times=0)
+
+
+@pytest.fixture
+def gs(google: tuple[str, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Google]:
+    """Give that server, with credentials in the environment, and little patience."""
+    endpoint, account = google
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", endpoint)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(account))
+    monkeypatch.setattr("hsstore.objects.retry.FIRST_DELAY_SECONDS", 0.001)
+    found = Google(endpoint)
+    found.requests()
+    found.release()
+    yield found
+    found.fail("", "", times=0)
+
+
+@pytest.fixture(params=["s3"] if seaweedfs_.IS_MEANT else ["s3", "gs"])
+def remote(request: pytest.FixtureRequest) -> S3:
+    """Give either server."""
+    found: S3 = request.getfixturevalue(request.param)
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The S3 server of these tests, as a test sees it."""
+"""The servers of these tests, as a test sees them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import json
 import urllib.request
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import quote
 
 import fsspec
+from typing_extensions import override
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,18 +18,25 @@ if TYPE_CHECKING:
 SECRET = "never-to-be-seen-0123456789"
 NAMES = count()
 """Of places that nobody has used."""
-_shared: dict[Path, str] = {}
+_shared: dict[tuple[str, Path], str] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class S3:
     """The server, seen by a test."""
 
+    protocol: ClassVar[str] = "s3"
+    to_write: ClassVar[str] = "s3:PutObject"
+    """A permission that is named where writing is forbidden."""
     endpoint: str
+
+    def new(self, name: str = "x") -> str:
+        """Return a URL where nothing is."""
+        return f"{self.protocol}://states/{next(NAMES)}/{name}"
 
     def upload(self, path: Path, **options: str) -> str:
         """Put a store into a place of its own; return its URL."""
-        url = f"s3://states/{next(NAMES)}/{path.name}"
+        url = self.new(path.name)
         files = fsspec.filesystem("s3", use_listings_cache=False)
         files.put(str(path), url, recursive=True, **options)
         self.requests()
@@ -35,13 +44,17 @@ class S3:
 
     def shared(self, path: Path) -> str:
         """Return the URL of a store that was put once, for all tests: not to be changed."""
-        if path not in _shared:
-            _shared[path] = self.upload(path)
-        return _shared[path]
+        if (self.protocol, path) not in _shared:
+            _shared[self.protocol, path] = self.upload(path)
+        return _shared[self.protocol, path]
 
     def put(self, path: Path, url: str) -> None:
         """Replace one object."""
-        fsspec.filesystem("s3", use_listings_cache=False).put_file(str(path), url)
+        self.write(url, path.read_bytes())
+
+    def write(self, url: str, data: bytes) -> None:
+        """Replace one object, whatever is there."""
+        fsspec.filesystem("s3", use_listings_cache=False).pipe_file(url, data)
 
     def fail(self, what: int | str, where: str, times: int = 1, **more: Any) -> None:
         """Have so many of the next requests fail: with a status, or by reset, cut, delay, ... (see `server`)."""
@@ -69,3 +82,32 @@ class S3:
         with urllib.request.urlopen(f"{self.endpoint}/_log", timeout=30) as answer:
             found: list[dict[str, str]] = json.load(answer)
         return found
+
+
+class Google(S3):
+    """The server that speaks as Google's does."""
+
+    protocol: ClassVar[str] = "gs"
+    to_write: ClassVar[str] = "storage.objects.create"
+
+    @override
+    def upload(self, path: Path, **options: str) -> str:
+        url = self.new(path.name)
+        for file in path.rglob("*"):
+            if file.is_file():
+                self.put(file, f"{url}/{file.relative_to(path)}")
+        return url
+
+    @override
+    def write(self, url: str, data: bytes) -> None:
+        request = urllib.request.Request(self._behind(url), data, method="PUT")
+        urllib.request.urlopen(request, timeout=30).close()
+
+    def resource(self, url: str) -> dict[str, Any]:
+        """Return what was said of an object when it was put."""
+        with urllib.request.urlopen(self._behind(url), timeout=30) as answer:
+            found: dict[str, Any] = json.load(answer)
+        return found
+
+    def _behind(self, url: str) -> str:
+        return f"{self.endpoint}/_object/{quote(url.removeprefix('gs://'))}"

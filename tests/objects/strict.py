@@ -8,7 +8,6 @@ upload that is gone is an error of the server.
 from __future__ import annotations
 
 import base64
-import io
 import struct
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -16,6 +15,8 @@ from urllib.parse import parse_qs
 
 import google_crc32c
 from moto.s3.models import s3_backends
+
+from tests.objects.faulty import take_body
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,13 +42,6 @@ class Strict:
             if problem:
                 return refuse(*problem, start)
             return list(self._app(environ, start))
-
-
-def take_body(environ: WSGIEnvironment) -> bytes:
-    """Read what came with a request; whoever reads it next finds it again."""
-    body: bytes = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-    environ["wsgi.input"] = io.BytesIO(body)
-    return body
 
 
 def refuse(status: int, code: str, start: StartResponse) -> list[bytes]:

@@ -229,10 +229,10 @@ def test_a_sign_of_life_tells_what_the_run_says_and_is_no_progress(
     ("where", "what"), [("PUT", "a put"), ("POST .*uploadId", "the end of an upload")]
 )
 def test_a_store_that_ignores_what_a_write_replaces_is_not_written(
-    s3: S3, mixed: Path, where: str, what: str
+    remote: S3, mixed: Path, where: str, what: str
 ) -> None:
-    store = hsstore.open(s3.upload(mixed))
-    s3.fail("any version", where, times=10_000)
+    store = hsstore.open(remote.upload(mixed))
+    remote.fail("any version", where, times=10_000)
 
     with pytest.raises(InputError, match=rf"ignores conditions of {what} \(If-None-Match\)"):
         Claims(store, "mine")

@@ -7,7 +7,6 @@ import multiprocessing
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
-import fsspec
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -44,8 +43,8 @@ def command(*arguments: object) -> Result:
     return CliRunner().invoke(app, [*map(str, arguments)])
 
 
-def new_url(name: str = "new.zarr") -> RemotePath:
-    return RemotePath(f"s3://states/{next(NAMES)}/{name}")
+def new_url(server: S3, name: str = "new.zarr") -> RemotePath:
+    return RemotePath(server.new(name))
 
 
 def complete_samples(store: Store) -> list[int]:
@@ -73,9 +72,9 @@ def small(directory: Path) -> Path:
 
 
 def test_a_store_that_is_consolidated_under_a_url_is_that_on_a_disk(
-    s3: S3, mixed: Path, directory: Path
+    remote: S3, mixed: Path, directory: Path
 ) -> None:
-    url = new_url()
+    url = new_url(remote)
     there = command("consolidate", mixed, url, "--json")
     here = command("consolidate", mixed, directory / "new.zarr", "--json", "--link", "never")
 
@@ -85,11 +84,11 @@ def test_a_store_that_is_consolidated_under_a_url_is_that_on_a_disk(
     report = json.loads(there.stdout)
     assert report["path"] == str(url)
     assert report["bytes_free"] is None
-    s3.requests()
+    remote.requests()
     again = command("consolidate", mixed, url, "--json", "--no-verify")
     assert again.exit_code == 0
     assert json.loads(again.stdout)["resumed"]
-    assert not [one for one in s3.requests() if "hidden_states/c" in one["path"]]
+    assert not [one for one in remote.requests() if "hidden_states/c" in one["path"]]
     refused = command("consolidate", mixed, url, "--order", "length")
     assert refused.exit_code == 3, refused.output
 
@@ -102,8 +101,8 @@ def test_a_store_that_is_consolidated_under_a_url_is_that_on_a_disk(
         "PUT .*/complete/c",
     ],
 )
-def test_the_same_command_goes_on_where_one_was_killed(s3: S3, small: Path, where: str) -> None:
-    url = new_url()
+def test_the_same_command_goes_on_where_one_was_killed(remote: S3, small: Path, where: str) -> None:
+    url = new_url(remote)
     context = multiprocessing.get_context("fork")
     ready = context.Event()
 
@@ -113,11 +112,11 @@ def test_the_same_command_goes_on_where_one_was_killed(s3: S3, small: Path, wher
 
     child = context.Process(target=die, args=(ready,))
     child.start()
-    s3.fail("kill", where, pid=child.pid)
+    remote.fail("kill", where, pid=child.pid)
     ready.set()
     child.join(120)
     assert child.exitcode == -9
-    s3.fail("", "", times=0)
+    remote.fail("", "", times=0)
 
     report = consolidate([small], url)
 
@@ -127,22 +126,21 @@ def test_the_same_command_goes_on_where_one_was_killed(s3: S3, small: Path, wher
 
 
 def test_an_outage_while_a_store_is_consolidated_ends_with_75_and_loses_nothing(
-    s3: S3, small: Path
+    remote: S3, small: Path
 ) -> None:
-    url = new_url()
-    s3.fail("after", "POST .*/hidden_states/.*uploadId", times=10_000)
+    url = new_url(remote)
+    remote.fail("after", "POST .*/hidden_states/.*uploadId", times=10_000)
     ended = command("consolidate", small, url)
     assert ended.exit_code == 75, ended.output
     assert f"cannot write {url}/hidden_states/c." in ended.stderr
-    s3.fail("", "", times=0)
+    remote.fail("", "", times=0)
 
     assert command("consolidate", small, url).exit_code == 0
     assert find_uploads(str(url)) == []
 
 
 def test_who_was_taken_over_leaves_the_uploads_of_his_heir(s3: S3, small: Path) -> None:
-    del s3
-    url = new_url()
+    url = new_url(s3)
     shard = f"{url}/hidden_states/c.0.0.0"
 
     def take_over(done: int, _total: int) -> None:
@@ -163,7 +161,7 @@ def test_who_was_taken_over_leaves_the_uploads_of_his_heir(s3: S3, small: Path) 
 
 
 def test_a_destination_within_a_source_is_refused(s3: S3) -> None:
-    url = new_url()
+    url = new_url(s3)
     refused = command("consolidate", url, url / "inner.zarr")
     assert refused.exit_code == 2
     assert "one lies within the other" in refused.stderr
@@ -172,19 +170,21 @@ def test_a_destination_within_a_source_is_refused(s3: S3) -> None:
 # --- verify --repair ----------------------------------------------------------------------------
 
 
-def damage(s3: S3, mixed: Path, directory: Path) -> RemotePath:
-    url = locate(s3.upload(mixed))
+def damage(remote: S3, mixed: Path, directory: Path) -> RemotePath:
+    url = locate(remote.upload(mixed))
     assert isinstance(url, RemotePath)
     shard = directory / "shard"
     data = bytearray((mixed / "hidden_states" / "c.0.0.0").read_bytes())
     data[10] ^= 1
     shard.write_bytes(data)
-    s3.put(shard, f"{url}/hidden_states/c.0.0.0")
+    remote.put(shard, f"{url}/hidden_states/c.0.0.0")
     return url
 
 
-def test_repair_makes_bad_samples_under_a_url_pending(s3: S3, mixed: Path, directory: Path) -> None:
-    url = damage(s3, mixed, directory)
+def test_repair_makes_bad_samples_under_a_url_pending(
+    remote: S3, mixed: Path, directory: Path
+) -> None:
+    url = damage(remote, mixed, directory)
     found = command("verify", url, "--repair", "--json")
 
     assert found.exit_code == 1, found.output
@@ -198,15 +198,14 @@ def test_repair_makes_bad_samples_under_a_url_pending(s3: S3, mixed: Path, direc
 
 
 def test_repair_writes_nothing_over_what_came_meanwhile(
-    s3: S3, mixed: Path, directory: Path
+    remote: S3, mixed: Path, directory: Path
 ) -> None:
-    url = damage(s3, mixed, directory)
+    url = damage(remote, mixed, directory)
     bits = url / "complete/c.0"
-    files = fsspec.filesystem("s3", use_listings_cache=False)
 
     def commit_meanwhile(_done: int, _total: int) -> None:
         with suppress(StopIteration):
-            files.pipe_file(str(bits), next(theirs))
+            remote.write(str(bits), next(theirs))
 
     theirs = iter([b"theirs"])
     with pytest.raises(RefusedError, match=r"complete/c\.0 is not what it was"):
@@ -223,9 +222,9 @@ def files_of(url: RemotePath) -> dict[str, bytes]:
 
 
 def test_what_is_exported_under_a_url_are_the_files_of_a_directory(
-    s3: S3, mixed: Path, directory: Path
+    remote: S3, mixed: Path, directory: Path
 ) -> None:
-    url = new_url("files")
+    url = new_url(remote, "files")
     there = command("export", mixed, url, "--format", "speculators", "--json")
     here = command("export", mixed, directory / "files", "--format", "speculators", "--json")
 
@@ -240,13 +239,13 @@ def test_what_is_exported_under_a_url_are_the_files_of_a_directory(
     assert json.loads(found["hsstore-export.json"])["finished"]
 
 
-def test_an_export_under_a_url_goes_on_where_it_was_cut_off(s3: S3, mixed: Path) -> None:
-    url = new_url("files")
+def test_an_export_under_a_url_goes_on_where_it_was_cut_off(remote: S3, mixed: Path) -> None:
+    url = new_url(remote, "files")
     name = "--format", "speculators"
-    s3.fail(500, r"PUT .*hs_3\.safetensors", times=10_000)
+    remote.fail(500, r"PUT .*hs_3\.safetensors", times=10_000)
     ended = command("export", mixed, url, *name)
     assert ended.exit_code == 75, ended.output
-    s3.fail("", "", times=0)
+    remote.fail("", "", times=0)
     before = set(url.find())
     assert before
     assert not json.loads((url / "hsstore-export.json").read_bytes())["finished"]
@@ -281,11 +280,11 @@ def test_of_two_exports_that_begin_in_one_place_at_once_one_is_refused(mixed: Pa
 
 
 def test_files_under_a_url_are_imported_into_a_store_under_a_url(
-    s3: S3, mixed: Path, monkeypatch: pytest.MonkeyPatch
+    remote: S3, mixed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They come in several pieces."""
     monkeypatch.setattr("hsstore.importing.fetched.PIECE_BYTES", 1000)
-    files, url = new_url("files"), locate(s3.upload(mixed))
+    files, url = new_url(remote, "files"), locate(remote.upload(mixed))
     assert command("export", mixed, files, "--format", "modelopt").exit_code == 0
     store = hsstore.open(url)
     lost = complete_samples(store)[:5]

@@ -40,25 +40,25 @@ def complete_samples(store: hsstore.Store) -> list[int]:
     return [int(sample) for sample in np.flatnonzero(store.completion().complete)]
 
 
-def test_every_sample_reads_the_same_as_on_disk(s3: S3, mixed: Path) -> None:
-    local, remote = hsstore.open(mixed), hsstore.open(s3.shared(mixed))
+def test_every_sample_reads_the_same_as_on_disk(remote: S3, mixed: Path) -> None:
+    local, there = hsstore.open(mixed), hsstore.open(remote.shared(mixed))
 
-    assert remote.spec == local.spec
+    assert there.spec == local.spec
     for name in ("complete", "failed", "digest"):
-        here, there = (getattr(store.completion(), name) for store in (local, remote))
-        np.testing.assert_array_equal(there, here)
+        one, other = (getattr(store.completion(), name) for store in (local, there))
+        np.testing.assert_array_equal(other, one)
     for sample in complete_samples(local):
-        here, there = local[sample], remote[sample]
-        assert (there.sample_id, there.index) == (here.sample_id, here.index)
-        np.testing.assert_array_equal(there.input_ids, here.input_ids)
-        np.testing.assert_array_equal(there.loss_mask, here.loss_mask)
-        np.testing.assert_array_equal(there.hidden_states.view("u2"), here.hidden_states.view("u2"))
+        one, other = local[sample], there[sample]
+        assert (other.sample_id, other.index) == (one.sample_id, one.index)
+        np.testing.assert_array_equal(other.input_ids, one.input_ids)
+        np.testing.assert_array_equal(other.loss_mask, one.loss_mask)
+        np.testing.assert_array_equal(other.hidden_states.view("u2"), one.hidden_states.view("u2"))
         part: dict[str, Any] = {"rows": slice(1, 3), "slots": [2, 0]}
         expected = local.states(sample, **part).view("u2")
-        np.testing.assert_array_equal(remote.states(sample, **part).view("u2"), expected)
+        np.testing.assert_array_equal(there.states(sample, **part).view("u2"), expected)
     (pending,) = np.flatnonzero(local.completion().pending)[:1].tolist()
     with pytest.raises(NotExtractedError, match="pending"):
-        remote.states(pending)
+        there.states(pending)
 
 
 def test_opening_and_reading_never_list(s3: S3, mixed: Path) -> None:
@@ -110,27 +110,27 @@ def test_the_index_of_a_shard_is_one_request_and_is_kept(s3: S3, mixed: Path) ->
 
 
 @pytest.mark.parametrize("what", [500, 503, "reset", "cut"])
-def test_what_fails_is_tried_again(s3: S3, mixed: Path, what: int | str) -> None:
-    local, url = hsstore.open(mixed), s3.shared(mixed)
-    s3.fail(what, "GET /states", times=8)
+def test_what_fails_is_tried_again(remote: S3, mixed: Path, what: int | str) -> None:
+    local, url = hsstore.open(mixed), remote.shared(mixed)
+    remote.fail(what, "GET /states", times=8)
     store = hsstore.open(url)
-    s3.fail(what, "hidden_states/c", times=6)
+    remote.fail(what, "hidden_states/c", times=6)
     sample = complete_samples(local)[0]
 
     states = store.states(sample)
 
     np.testing.assert_array_equal(states.view("u2"), local.states(sample).view("u2"))
-    paths = [request["path"] for request in s3.requests()]
+    paths = [request["path"] for request in remote.requests()]
     assert len(paths) - len(set(paths)) >= 10
 
 
 @pytest.mark.parametrize("what", [500, 503, "reset", 403, 404])
 def test_an_error_is_never_taken_for_nothing_committed(
-    s3: S3, mixed: Path, what: int | str
+    remote: S3, mixed: Path, what: int | str
 ) -> None:
-    url = s3.shared(mixed)
+    url = remote.shared(mixed)
     store = hsstore.open(url)
-    s3.fail(what, "complete/c", times=10_000)
+    remote.fail(what, "complete/c", times=10_000)
 
     with pytest.raises((UnreachableError, InputError)) as caught:
         store.completion()
@@ -142,17 +142,17 @@ def test_an_error_is_never_taken_for_nothing_committed(
     assert not isinstance(caught.value, CorruptStoreError)
 
 
-def test_only_a_missing_object_is_nothing_committed(s3: S3, directory: Path) -> None:
+def test_only_a_missing_object_is_nothing_committed(remote: S3, directory: Path) -> None:
     made = make_store(directory / "store.zarr", [3, 4, 5])
 
-    store = hsstore.open(s3.upload(made.path))
+    store = hsstore.open(remote.upload(made.path))
 
     assert store.completion().pending.all()
     with pytest.raises(NotExtractedError, match="pending"):
         store.states(0)
 
 
-def test_a_shard_that_was_replaced_is_read_anew(s3: S3, directory: Path) -> None:
+def test_a_shard_that_was_replaced_is_read_anew(remote: S3, directory: Path) -> None:
     """Nothing is compressed: where one sample was, there are as many bytes of another one now."""
     options = LayoutOptions(chunk_rows=4, shard_rows=16, span_samples=6, codec="none")
     made = make_store(directory / "one.zarr", [4, 4], options=options)
@@ -160,23 +160,23 @@ def test_a_shard_that_was_replaced_is_read_anew(s3: S3, directory: Path) -> None
     again = directory / "two.zarr"
     shutil.copytree(made.path, again)
     commit_block(made, 0, [0, 1])
-    url = s3.upload(made.path)
+    url = remote.upload(made.path)
     store = hsstore.open(url)
     before = store.states(0).view("u2").copy()
     commit_block(hsstore.open(again), 0, [1, 0])
 
-    s3.put(again / "hidden_states" / "c.0.0.0", f"{url}/hidden_states/c.0.0.0")
+    remote.put(again / "hidden_states" / "c.0.0.0", f"{url}/hidden_states/c.0.0.0")
 
     for sample in (0, 1):
         np.testing.assert_array_equal(store.states(sample).view("u2"), payload(made, sample))
     np.testing.assert_array_equal(before, payload(made, 0))
 
 
-def test_what_is_missing_is_said(s3: S3) -> None:
+def test_what_is_missing_is_said(remote: S3) -> None:
     with pytest.raises(InputError, match="no hsstore store is there"):
-        hsstore.open("s3://states/nothing")
+        hsstore.open(remote.new("nothing"))
     with pytest.raises(InputError, match=r"NoSuchBucket.*see the bucket's name"):
-        hsstore.open("s3://no-such-bucket/store.zarr")
+        hsstore.open(f"{remote.protocol}://no-such-bucket/store.zarr")
 
 
 def test_an_operation_names_its_url_while_it_hangs(s3: S3, mixed: Path) -> None:
@@ -194,8 +194,8 @@ def test_an_operation_names_its_url_while_it_hangs(s3: S3, mixed: Path) -> None:
     assert seen == {("read", f"{url}/zarr.json")}
 
 
-def test_a_process_that_was_forked_connects_by_itself(s3: S3, mixed: Path) -> None:
-    store = hsstore.open(s3.shared(mixed))
+def test_a_process_that_was_forked_connects_by_itself(remote: S3, mixed: Path) -> None:
+    store = hsstore.open(remote.shared(mixed))
     sample = complete_samples(store)[0]
     expected = store.states(sample).view("u2").tobytes()
     context = multiprocessing.get_context("fork")
@@ -304,13 +304,13 @@ def test_a_store_that_does_not_answer_ends_a_command_with_75_and_is_not_called_d
     assert "tried 9 times" in ended.stderr
 
 
-def test_credentials_are_in_no_output(s3: S3, mixed: Path, directory: Path) -> None:
-    url = s3.shared(mixed)
+def test_credentials_are_in_no_output(remote: S3, mixed: Path, directory: Path) -> None:
+    url = remote.shared(mixed)
     outputs = [command("info", url, "--json").output, command("verify", url, "--json").output]
-    s3.fail(403, "GET /states", times=10_000)
+    remote.fail(403, "GET /states", times=10_000)
     outputs += [command("info", url).output, command("consolidate", url, directory / "x").output]
-    outputs.append(command("info", f"s3://me:{SECRET}@states/store.zarr").output)
-    outputs.append(command("info", f"s3://states/store.zarr?sig={SECRET}").output)
+    outputs.append(command("info", f"{remote.protocol}://me:{SECRET}@states/store.zarr").output)
+    outputs.append(command("info", f"{remote.protocol}://states/store.zarr?sig={SECRET}").output)
 
     assert "credentials and options do not belong into a URL" in outputs[-1]
     assert not [output for output in outputs if SECRET in output or "somebody" in output]

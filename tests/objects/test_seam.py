@@ -93,45 +93,45 @@ def test_a_public_bucket_needs_no_credentials_where_they_are_declined(
 
 
 def test_a_server_that_ignores_versions_gives_no_bytes_of_another_one(
-    s3: S3, directory: Path
+    remote: S3, directory: Path
 ) -> None:
     """Nothing is compressed: where one sample was, there are as many bytes of another one now."""
     options = LayoutOptions(chunk_rows=4, shard_rows=16, span_samples=6, codec="none")
     made = make_store(directory / "one.zarr", [4, 4], options=options)
     shutil.copytree(made.path, directory / "two.zarr")
     commit_block(made, 0, [0, 1])
-    url = s3.upload(made.path)
+    url = remote.upload(made.path)
     store = hsstore.open(url)
     _ = store.states(0)
     commit_block(hsstore.open(directory / "two.zarr"), 0, [1, 0])
-    s3.put(directory / "two.zarr/hidden_states/c.0.0.0", f"{url}/hidden_states/c.0.0.0")
+    remote.put(directory / "two.zarr/hidden_states/c.0.0.0", f"{url}/hidden_states/c.0.0.0")
 
-    s3.fail("any version", "hidden_states", times=10_000)
+    remote.fail("any version", "hidden_states", times=10_000)
 
     for sample in (0, 1):
         np.testing.assert_array_equal(store.states(sample).view("u2"), payload(made, sample))
 
 
-def test_each_page_of_a_listing_is_tried_again_by_itself(s3: S3, mixed: Path) -> None:
-    url = s3.shared(mixed)
+def test_each_page_of_a_listing_is_tried_again_by_itself(remote: S3, mixed: Path) -> None:
+    url = remote.shared(mixed)
     expected = {str(p.relative_to(mixed)) for p in mixed.rglob("*") if p.is_file()}
     assert len(expected) > 20
     pages = (r"list-type=2(?!.*continuation-token)", "continuation-token")
-    s3.fail_all([{"what": 503, "where": page, "times": 8} for page in pages])
+    remote.fail_all([{"what": 503, "where": page, "times": 8} for page in pages])
 
     assert RemotePath(url).find().keys() == expected
 
 
 def test_an_answer_that_drips_is_asked_for_again(
-    s3: S3, mixed: Path, monkeypatch: pytest.MonkeyPatch
+    remote: S3, mixed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hsstore.objects.s3.READ_SECONDS", 0.3)
-    url = s3.shared(mixed)
-    s3.fail("drip", "GET .*store.zarr/zarr.json")  # would take minutes
+    monkeypatch.setattr("hsstore.objects.pace.READ_SECONDS", 0.3)
+    url = remote.shared(mixed)
+    remote.fail("drip", "GET .*store.zarr/zarr.json")  # would take minutes
 
     hsstore.open(url)
 
-    paths = [request["path"] for request in s3.requests()]
+    paths = [request["path"] for request in remote.requests()]
     assert len([path for path in paths if path.endswith("store.zarr/zarr.json")]) == 2
 
 
@@ -206,11 +206,3 @@ def test_ids_of_several_pages_are_kept() -> None:
         assert index.sample_id(sample) == "xx"
 
     assert pages == [0, 1, 2]
-
-
-def test_googles_store_is_read_through_its_s3_interface(s3: S3, mixed: Path) -> None:
-    forget()
-    url = s3.shared(mixed).replace("s3://", "gs://")
-    there, here = hsstore.open(url), hsstore.open(mixed)
-    sample = int(np.flatnonzero(here.completion().complete)[0])
-    np.testing.assert_array_equal(there.states(sample), here.states(sample))

@@ -18,7 +18,7 @@ import hsstore.cli
 from hsstore.cli.app import app
 from hsstore.errors import CorruptStoreError, InputError
 from hsstore.importing.fetched import FetchedFiles
-from hsstore.location import RemotePath, locate
+from hsstore.location import PROTOCOLS, RemotePath, locate
 from hsstore.objects.files import put_file
 from hsstore.objects.puts import ABSENT, ConflictError
 from hsstore.objects.retry import describe
@@ -79,13 +79,13 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(text: str) -> None:
     assert "hidden" not in str(caught.value)
 
 
-def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    def is_missing(_protocol: str) -> None:
-        raise ImportError
-
-    monkeypatch.setattr(fsspec, "get_filesystem_class", is_missing)
-    with pytest.raises(InputError, match=r"pip install 'hsstore\[s3\]'"):
-        locate("gs://bucket/states.zarr")
+@pytest.mark.parametrize("protocol", ["s3", "gs"])
+def test_a_missing_package_is_named_with_its_extra(
+    monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    monkeypatch.setitem(PROTOCOLS, protocol, ("none.such",))
+    with pytest.raises(InputError, match=rf"pip install 'hsstore\[{protocol}\]'"):
+        locate(f"{protocol}://bucket/states.zarr")
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_an_error_is_told_without_what_an_endpoint_may_hold() -> None:
 def test_a_local_store_needs_no_client_of_an_object_store() -> None:
     program = (
         "import sys, hsstore.store, hsstore.verify, hsstore.cli; "
-        "print([m for m in ('s3fs', 'botocore', 'hsstore.objects') if m in sys.modules])"
+        "print([m for m in ('s3fs', 'botocore', 'google.auth', 'hsstore.objects') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     assert done.stdout.strip() == b"[]"

@@ -27,11 +27,15 @@ BIG = 5 << 20
 """Bytes of the smallest part that is not the last one."""
 
 
-@pytest.fixture(params=["s3", "memory"])
+NEW = bytes(300_000) + b"new"
+"""More than a part that every store takes by itself."""
+
+
+@pytest.fixture(params=["s3", "gs", "memory"])
 def url(request: pytest.FixtureRequest) -> str:
     """Give the URL of an object that is not there."""
-    if request.param == "s3":
-        request.getfixturevalue("s3")
+    if request.param != "memory":
+        request.getfixturevalue(request.param)
     return f"{request.param}://states/{next(NAMES)}/x"
 
 
@@ -156,7 +160,7 @@ def _sent(url: str, data: bytes, replaces: str) -> SentUpload:
 def test_an_upload_that_is_given_up_leaves_nothing(url: str) -> None:
     upload = Upload(url, replaces=ABSENT)
     upload.part(lambda: b"a" * BIG)
-    assert len(find_uploads(url)) == 1
+    assert len(find_uploads(url)) == (0 if url.startswith("gs") else 1)  # Google lists none
     sent = upload.finish()
 
     upload.abort()
@@ -169,12 +173,12 @@ def test_an_upload_that_is_given_up_leaves_nothing(url: str) -> None:
 
 
 def put_and_replace(url: str) -> None:
-    put(url, b"new", replaces=put(url, b"old", replaces=ABSENT))
+    put(url, NEW, replaces=put(url, b"old", replaces=ABSENT))
 
 
 def upload_parts(url: str) -> None:
     upload = Upload(url, replaces=put(url, b"old", replaces=ABSENT))
-    upload.part(lambda: b"new")
+    upload.part(lambda: NEW)
     upload.finish().complete()
 
 
@@ -189,83 +193,89 @@ PUTS = {
 @pytest.mark.parametrize("name", PUTS)
 @pytest.mark.parametrize("what", ["after", "reset", 500, 503, "corrupt", "conflict"])
 def test_a_lost_answer_and_an_error_leave_one_object_and_no_refusal(
-    s3: S3, name: str, what: int | str
+    remote: S3, name: str, what: int | str
 ) -> None:
     if what == "corrupt" and name in {"begin", "complete"}:
         pytest.skip("nothing of the object is in it")
-    url = f"s3://states/{next(NAMES)}/x"
+    if (remote.protocol, what, name) == ("gs", "corrupt", "part"):
+        pytest.skip("found at the end: see test_gs")
+    url = remote.new()
     do, where = PUTS[name]
-    s3.fail(409 if what == "conflict" else what, where, times=2)
+    remote.fail(409 if what == "conflict" else what, where, times=2)
 
     do(url)
 
-    assert s3.unused_faults() == 0
-    assert content(url) == b"new"
-    # What was begun and not heard of has no parts.
-    assert len(find_uploads(url)) == (2 if (name, what) == ("begin", "after") else 0)
+    assert remote.unused_faults() == 0
+    assert content(url) == NEW
+    # What was begun and not heard of has no parts; Google lists none.
+    is_left = (remote.protocol, name, what) == ("s3", "begin", "after")
+    assert len(find_uploads(url)) == (2 if is_left else 0)
 
 
 def test_an_error_inside_an_answer_of_success_is_one(s3: S3) -> None:
-    url = f"s3://states/{next(NAMES)}/x"
+    url = s3.new()
     s3.fail(200, "POST .*uploadId=", times=2)
     upload_parts(url)
-    assert content(url) == b"new"
+    assert content(url) == NEW
 
 
 @pytest.mark.parametrize("name", ["put", "part"])
 def test_what_nobody_takes_is_given_up_and_sent_again(
-    s3: S3, monkeypatch: pytest.MonkeyPatch, name: str
+    remote: S3, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr("hsstore.objects.s3_write.READ_SECONDS", 1)
-    url = f"s3://states/{next(NAMES)}/x"
+    monkeypatch.setattr("hsstore.objects.pace.READ_SECONDS", 1)
+    url = remote.new()
     do, where = PUTS[name]
-    s3.fail("delay", where, times=1, seconds=4)
-    s3.requests()
+    remote.fail("delay", where, times=1, seconds=4)
+    remote.requests()
 
     do(url)
 
     sent = [
-        one for one in s3.requests() if re.search(where, "{method} {path}?{query}".format(**one))
+        one
+        for one in remote.requests()
+        if re.search(where, "{method} {path}?{query}".format(**one))
     ]
     assert len(sent) > (2 if name == "put" else 1)
-    assert content(url) == b"new"
+    assert content(url) == NEW
 
 
 @pytest.mark.parametrize("name", PUTS)
-def test_what_never_gets_through_is_said(s3: S3, name: str) -> None:
-    url = f"s3://states/{next(NAMES)}/x"
+def test_what_never_gets_through_is_said(remote: S3, name: str) -> None:
+    url = remote.new()
     do, where = PUTS[name]
-    s3.fail("reset", where, times=1000)
+    remote.fail("reset", where, times=1000)
     with pytest.raises(UnreachableError, match=f"cannot write {url}: .*tried 9 times"):
         do(url)
 
 
-def test_an_upload_that_cannot_be_ended_hides_no_error(s3: S3) -> None:
-    url = f"s3://states/{next(NAMES)}/x"
+def test_an_upload_that_cannot_be_ended_hides_no_error(remote: S3) -> None:
+    url = remote.new()
     put(url, b"theirs", replaces=ABSENT)
-    s3.fail(403, "DELETE ", times=1)
+    remote.fail(403, "DELETE ", times=1)
     with pytest.raises(ConflictError):
         put_parts(url, [lambda: b"ours"], replaces=ABSENT)
-    assert s3.unused_faults() == 0
+    assert remote.unused_faults() == 0
 
 
-def test_what_is_forbidden_is_said_with_what_is_needed(s3: S3) -> None:
-    s3.fail(403, "PUT ", times=1)
-    with pytest.raises(InputError, match="s3:PutObject"):
-        put(f"s3://states/{next(NAMES)}/x", b"", replaces=ABSENT)
+def test_what_is_forbidden_is_said_with_what_is_needed(remote: S3) -> None:
+    remote.fail(403, "PUT ", times=1)
+    with pytest.raises(InputError, match=remote.to_write):
+        put(remote.new(), b"", replaces=ABSENT)
 
 
-def test_a_part_that_is_refused_is_said_at_the_end(s3: S3) -> None:
-    url = f"s3://states/{next(NAMES)}/x"
+def test_a_part_that_is_refused_is_said_at_the_end(remote: S3) -> None:
+    url = remote.new()
     upload = Upload(url, replaces=ABSENT)
-    s3.fail(403, "partNumber=1", times=1)
-    upload.part(lambda: b"a")
-    with pytest.raises(InputError, match="AccessDenied"):
+    remote.fail(403, "partNumber=1", times=1)
+    upload.part(lambda: b"a" * BIG)
+    with pytest.raises(InputError, match=r"\(403\)"):
         upload.finish()
     upload.abort()
     assert find_uploads(url) == []
 
 
-def test_google_is_not_written_to() -> None:
-    with pytest.raises(InputError, match="gs:// can only be read so far"):
-        put("gs://bucket/x", b"", replaces=ABSENT)
+def test_google_is_not_written_to_as_s3_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://storage.googleapis.com/")
+    with pytest.raises(InputError, match="write gs:// instead of s3://bucket/x"):
+        put("s3://bucket/x", b"", replaces=ABSENT)

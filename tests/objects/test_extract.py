@@ -162,7 +162,7 @@ async def test_workers_that_are_killed_while_they_write_leave_no_bit_without_sta
 async def test_what_is_open_when_the_store_is_away_is_given_up_without_a_request(
     remote: S3, url: RemotePath
 ) -> None:
-    s3.requests()  # skips, where it is to, before anything is open
+    remote.requests()  # skips, where it is to, before anything is open
     store = make_store(url, [4] * 20)
     with Claims(store, "run") as claims, ThreadPoolExecutor(1) as encoders:
         claims.take([0, 1])

@@ -53,9 +53,10 @@ def show_semantic(report: SemanticReport, console: Console) -> None:
     _show_checks(report, console)
     total = sum(report.by_kind.values())
     verdict = "ok" if report.ok else f"{total:,} bad"
+    unchecked = list(dict.fromkeys(check.name for check in report.checks if not check.checked))
     print(
         f"semantic: {verdict}: {report.samples:,} samples, {report.tokens:,} tokens checked against "
-        f"{report.model_dir}"
+        f"{report.model_dir}" + (f"; not checked: {', '.join(unchecked)}" if unchecked else "")
     )
 
 

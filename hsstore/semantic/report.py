@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hsstore.report import SemanticBad, SemanticCheck, SemanticKind, SemanticReport
-from hsstore.semantic.golden import golden_states, other_runs, other_samples
+from hsstore.report import SemanticBad, SemanticCheck, SemanticReport
+from hsstore.semantic.golden import golden_states, other_samples
 from hsstore.semantic.limits import FACTOR, PATTERNS, Bound
+from hsstore.semantic.whole import of_the_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from hsstore.report import SemanticKind
     from hsstore.semantic.context import Context, Source
     from hsstore.semantic.fit import Learned
     from hsstore.semantic.judge import Judgement
@@ -86,7 +88,7 @@ def make_report(
     found: Found,
 ) -> SemanticReport:
     """Make the report of a whole store."""
-    whole = list(_of_the_store(context, learned))
+    whole = list(of_the_store(context, learned, limits))
     samples = sorted(found.judgements, key=lambda one: one.sample)
     by_kind = found.by_kind + Counter(bad.kind for bad in whole)
     return SemanticReport(
@@ -114,37 +116,6 @@ def make_report(
             ),
         ),
     )
-
-
-# --- the store as a whole ---------------------------------------------------------------------
-
-
-def _of_the_store(context: Context, learned: Learned) -> Iterator[SemanticBad]:
-    yield from _shifted_slots(learned)
-    for run, slot, away in other_runs(context.store):
-        detail = (
-            f"run {run}: its golden states differ from the store's by {away:.1%}: another server"
-        )
-        yield _bad(SemanticKind.WRONG_MODEL, (slot,), detail)
-    others = other_samples(context.store, learned.fitted.references)
-    if others:
-        slots = ", ".join(f"slot {slot} by {error:.1%}" for slot, error in others.items())
-        detail = f"the golden states differ from samples that begin with the same tokens: {slots}"
-        yield _bad(SemanticKind.WRONG_MODEL, tuple(others), detail)
-
-
-def _shifted_slots(learned: Learned) -> Iterator[SemanticBad]:
-    for slot, fit in enumerate(learned.fit):
-        if np.isfinite(fit).all() and (best := int(fit.argmax())) != 1:
-            detail = (
-                f"in the store as a whole, slot {slot} tells the token at t {best - 1:+d} best "
-                f"(mean cosine {fit[best]:.2f}, and {fit[1]:.2f} for its own)"
-            )
-            yield _bad(SemanticKind.ROWS_SHIFTED, (slot,), detail)
-
-
-def _bad(kind: SemanticKind, slots: tuple[int, ...], detail: str) -> SemanticBad:
-    return SemanticBad(sample=None, sample_id=None, kind=kind, slots=slots, detail=detail)
 
 
 # --- the checks -------------------------------------------------------------------------------

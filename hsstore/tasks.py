@@ -103,11 +103,11 @@ def run_tasks(
     Exception
         What a task raised, as it is.
     """
-    if where.scheduler and (where.processes or where.workers):
+    if where.scheduler is not None and (where.processes or where.workers):
         raise InputError(
             "--scheduler names a cluster, which has its workers: leave --processes and --workers away"
         )
-    if where.scheduler or where.processes:
+    if where.scheduler is not None or where.processes:
         return _on_cluster(function, tasks, where, {str(path): _hash(path) for path in files})
     return _on_threads(function, tasks, where.workers or CPU_COUNT)
 
@@ -241,7 +241,7 @@ def _import_distributed() -> Any:  # noqa: ANN401  # a module that may be missin
 def _connected(distributed: Any, where: Where) -> Iterator[Client]:  # noqa: ANN401
     """Yield a client of the cluster that was named, or of one that is started and ended here."""
     with ExitStack() as stack:
-        if where.scheduler:
+        if where.scheduler is not None:
             client = stack.enter_context(_connect(distributed, where.scheduler))
         else:
             scratch = stack.enter_context(TemporaryDirectory(prefix="hsstore-dask-"))
@@ -266,6 +266,8 @@ def _connect(distributed: Any, address: str) -> Client:  # noqa: ANN401
 
     def connect() -> None:
         try:
+            # A client that cannot read its address waits for itself for 20 s when it is dropped.
+            distributed.comm.resolve_address(address)
             outcome.put(distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False))
         except Exception as error:  # noqa: BLE001  # judged by who waits
             outcome.put(error)

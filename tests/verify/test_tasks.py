@@ -169,6 +169,23 @@ def test_an_address_where_no_scheduler_answers_is_wrong_input(
         list(run_tasks(square, [1], Where(scheduler=address)))
 
 
+@pytest.mark.parametrize("address", ["nowhere", ""])
+def test_an_address_that_cannot_be_read_ends_the_command_at_once_with_one_reason(
+    address: str,
+) -> None:
+    program = (
+        "import sys, hsstore.tasks as tasks;"
+        "list(tasks.run_tasks(abs, [1], tasks.Where(scheduler=sys.argv[1])))"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program, address], capture_output=True, text=True, check=False
+    )
+
+    assert "InputError: no Dask scheduler answers at" in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
 def test_something_that_listens_and_never_answers_is_wrong_input_and_the_command_ends() -> None:
     program = (
         "import sys, hsstore.tasks as tasks; tasks.CONNECT_SECONDS = 1;"

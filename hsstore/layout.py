@@ -206,8 +206,12 @@ def choose_geometry(
     Raises
     ------
     InputError
-        There is no sample, an empty one, or a chunk would be larger than the codec takes.
+        There is no sample, an empty one, a size is less than 1, or a chunk would be larger than the codec takes.
     """
+    sizes = {"chunk_rows": chunk_rows, "shard_rows": shard_rows, "span_samples": span_samples}
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise InputError(f"{name} is {size}: at least 1 is needed")
     if len(length) == 0 or int(np.min(length)) < 1:
         raise InputError("a layout needs at least one sample, each of at least one token")
     chunk_slots = 1 if hidden >= MANY_HIDDEN else slots

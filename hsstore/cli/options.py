@@ -84,9 +84,9 @@ TrustRemoteCode = Annotated[
     bool, typer.Option(help="Allow a tokenizer that is Python code in the model's directory.")
 ]
 
-ChunkRows = Annotated[int | None, typer.Option(help="Rows a chunk [default: by width].")]
-ShardRows = Annotated[int | None, typer.Option(help="Rows a shard [default: by size].")]
-SpanSamples = Annotated[int | None, typer.Option(help="Samples a span [default: by size].")]
+ChunkRows = Annotated[int | None, typer.Option(min=1, help="Rows a chunk [default: by width].")]
+ShardRows = Annotated[int | None, typer.Option(min=1, help="Rows a shard [default: by size].")]
+SpanSamples = Annotated[int | None, typer.Option(min=1, help="Samples a span [default: by size].")]
 # The names in hsstore.codec, whose import would slow down --help.
 Codec = Annotated[
     Literal["fast", "max", "zstd", "lz4", "none"],

@@ -113,6 +113,8 @@ def test_wrong_usage_ends_with_2_and_what_is_refused_with_3(directory: Path) -> 
     assert run(a).exit_code == 2
     assert "name at least one source, and then the destination" in run(a).stderr
     assert run(a, directory / "out.zarr", "--where", "split").exit_code == 2
+    for size in ("--chunk-rows", "--shard-rows", "--span-samples"):
+        assert run(a, directory / "out.zarr", size, "0").exit_code == 2
     assert run(directory / "none.zarr", directory / "out.zarr").exit_code == 2
     assert run(a, b, directory / "out.zarr").exit_code == 3
     assert run(a, b).exit_code == 3

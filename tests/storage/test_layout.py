@@ -260,6 +260,13 @@ def test_no_sample_or_an_empty_one_is_refused(length: list[int]) -> None:
         choose_geometry(np.array(length, np.int64), slots=4, hidden=64, itemsize=2)
 
 
+@pytest.mark.parametrize("name", ["chunk_rows", "shard_rows", "span_samples"])
+@pytest.mark.parametrize("size", [0, -3])
+def test_a_size_of_nothing_is_refused_by_name(name: str, size: int) -> None:
+    with pytest.raises(InputError, match=f"{name} is {size}: at least 1 is needed"):
+        choose_geometry(np.array([5]), slots=4, hidden=64, itemsize=2, **{name: size})
+
+
 def test_chunks_that_the_codec_cannot_take_are_refused_with_their_bytes() -> None:
     with pytest.raises(InputError, match="2,147,483,648 bytes"):
         choose_geometry(np.array([5]), slots=4, hidden=4096, itemsize=2, chunk_rows=1 << 18)

@@ -94,7 +94,7 @@ class SpoolDirectory:
             status, parent_mode = path.lstat(), path.parent.stat().st_mode
         except FileNotFoundError:
             raise SpoolMissingError(
-                f"no spool at {path}: start the server, or give its directory with --spool"
+                f"no spool at {path}: start the server, or name its directory: URL=SPOOL"
             ) from None
         except PermissionError as error:
             raise SpoolForeignError(f"no permission to use the spool {path}: {error}") from None

@@ -182,6 +182,10 @@ def _show_repair(report: Verification, _: Console) -> None:
             f"repaired: {repair.cleared:,} samples are pending now, and nothing else was changed; run hsstore "
             "extract to redo them"
         )
+    if report.semantic and not report.semantic.ok:
+        print(
+            "--repair clears no bits for what --semantic found: leave those samples out, or ask for them anew"
+        )
     if repair.left:
         print(f"{repair.left:,} findings are left, which no bit can mend")
 
@@ -207,7 +211,8 @@ SECTIONS = (
 
 def _summary(report: Verification) -> str:
     total = sum(count.findings for count in report.kinds)
-    verdict = f"{total:,} bad" if total else "ok"
+    # What --semantic and --against found is said in their own lines.
+    verdict = f"{total:,} bad" if total else "ok" if report.ok else "as bytes ok"
     checked = (
         f"{report.checked:,} of {report.samples:,} samples checked"
         if report.checked

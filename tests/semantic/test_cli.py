@@ -12,6 +12,7 @@ import jsonschema
 import numpy as np
 from typing_extensions import override
 
+from hsstore.store import Store
 from tests.semantic.synthetic import Formula, formula_checkpoint, make_store
 
 if TYPE_CHECKING:
@@ -42,13 +43,15 @@ def test_a_swapped_sample_is_shown_and_ends_with_1(
     states[4], states[6] = states[6], states[4]
     store = make_store(directory / "store.zarr", texts, states)
 
-    done = _verify(store.path, "--semantic", checkpoint, "--workers", 1)
+    done = _verify(store.path, "--semantic", checkpoint, "--workers", 1, "--repair")
 
     assert done.returncode == 1
+    assert "--repair clears no bits for what --semantic found" in done.stdout
+    assert Store.open(store.path).completion().complete.all()
     lines = [line for line in done.stdout.splitlines() if "wrong-tokens" in line]
     assert [line.split()[:2] for line in lines] == [["4", "text-4"], ["6", "text-6"]]
     assert "semantic: 2 bad: 48 samples" in done.stdout
-    assert "ok: 48 of 48 samples checked" in done.stdout  # as bytes they are what was committed
+    assert "as bytes ok: 48 of 48 samples checked" in done.stdout  # they are what was committed
 
 
 def test_only_the_chosen_samples_are_judged(healthy: Path, checkpoint: Path) -> None:

@@ -28,6 +28,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from hsstore.errors import InputError
 from hsstore.loaders import Eagle3Stream, draft_vocabulary
 from hsstore.store import Store
 from tools.bench_json import record
@@ -100,7 +101,10 @@ def main() -> int:
     cores = len(os.sched_getaffinity(0))
     store = options.store or make_store(work, model, size.amount, cores)
     say(f"store {store} after {time.monotonic() - began:.0f} s")
-    result = run(store, model, size, options.save)
+    try:
+        result = run(store, model, size, options.save)
+    except InputError as error:
+        sys.exit(str(error))
     found = asdict(replace(result, seconds=round(time.monotonic() - began, 1)))
     print(json.dumps(found, allow_nan=False), flush=True)
     if options.store is None:
@@ -114,6 +118,7 @@ def run(store_path: Path, model: Path, size: Size, save: Path | None = None) -> 
     store = Store.open(store_path)
     if store.spec.model.final != "post-norm":
         sys.exit(f"{store_path}: the final states are not those behind the norm")
+    prompts = held_out_prompts(store)[: size.decoded_prompts]
     target_model = TargetModel(model, store.spec.model.layers)
     vocabulary = draft_vocabulary(
         store, size.vocabulary, len(target_model.embeddings), split="train"
@@ -125,9 +130,7 @@ def run(store_path: Path, model: Path, size: Size, save: Path | None = None) -> 
 
     shape = Shape(final.shape[1], len(store.spec.model.layers), size.vocabulary)
     head = DraftHead(shape, channel_scale(aux), target_model.embeddings)
-    judge = Judge(
-        target_model, held_out_prompts(store)[: size.decoded_prompts], size.decoded_tokens
-    )
+    judge = Judge(target_model, prompts, size.decoded_tokens)
     draft = Draft(head, vocabulary.d2t)
     untrained = judge.acceptance(draft, "random weights")
     with torch.no_grad():
@@ -172,7 +175,8 @@ def held_out_prompts(store: Store) -> list[list[int]]:
     """Return the tokens in front of the first answer of each held-out sample that has both."""
     names = store.spec.dataset.split_names
     if HELD_OUT not in names:
-        sys.exit(f"{store.path}: no split {HELD_OUT!r}: the prompts to decode; there are {names}")
+        there = ", ".join(names)
+        sys.exit(f"{store.path}: no split {HELD_OUT!r}: the prompts to decode; there are: {there}")
     samples = np.flatnonzero(store.plan_array("split") == names.index(HELD_OUT))
     prompts = []
     for sample in samples.tolist():

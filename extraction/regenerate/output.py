@@ -12,6 +12,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from typing_extensions import override
+
 from hsstore.errors import InputError, RefusedError
 from hsstore.files import output_errors
 
@@ -33,6 +35,14 @@ class Settings:
     model: str
     max_new_tokens: int
     temperature: float
+
+    @override
+    def __str__(self) -> str:
+        """Say it as the command's options do."""
+        return (
+            f"model {self.model!r} with --max-new-tokens {self.max_new_tokens} "
+            f"--temperature {self.temperature}"
+        )
 
 
 class AnswerFile:

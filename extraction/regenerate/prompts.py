@@ -112,7 +112,10 @@ def _as_messages(raw: RawRecord) -> RawRecord:
         return raw
     field = next((name for name in ("turns", "prompt") if name in value), None)
     if field is None:
-        return raw
+        if {"text", "input_ids", "loss_mask"} & value.keys():
+            return raw
+        kinds, found = "messages, conversations, turns, prompt", ", ".join(value) or "none"
+        raise _wrong(raw, "messages", f"a prompt is one of {kinds}; its fields are {found}")
     given = value[field]
     turns = [given] if isinstance(given, str) else given
     if field == "turns" or isinstance(given, str):

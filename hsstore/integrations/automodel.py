@@ -20,6 +20,7 @@ from typing_extensions import override
 from hsstore.errors import InputError
 from hsstore.integrations.samples import ExportedSamples
 from hsstore.loaders import draft_vocabulary
+from hsstore.loaders.tensors import check_dtype
 from hsstore.semantic.head import Head, read_head
 
 if TYPE_CHECKING:
@@ -48,8 +49,8 @@ class AutomodelDataset(Dataset[dict[str, torch.Tensor]]):
     split : str, optional
         Samples of this split alone, from which the draft vocabulary is chosen, too.
     dtype : torch.dtype
-        Of states and probabilities. Automodel computes in float32 on a CPU, in bfloat16 on a GPU, and does not
-        convert.
+        Of states and probabilities: bfloat16, float16 or float32. Automodel computes in float32 on a CPU, in
+        bfloat16 on a GPU, and does not convert.
     device : str
         Where logits are computed. With worker processes, the CPU.
 
@@ -79,7 +80,7 @@ class AutomodelDataset(Dataset[dict[str, torch.Tensor]]):
         self.samples = ExportedSamples.of(path, FORMAT, split=split)
         self.seq_length = seq_length
         self._model = Path(model)
-        self._dtype, self._device = dtype, device
+        self._dtype, self._device = check_dtype(dtype), device
         self.vocabulary_size = self._head.output.shape[0]
         self.selected_token_ids = _choose(
             self.samples, draft_vocabulary, self.vocabulary_size, split

@@ -10,9 +10,10 @@ import torch
 from torch.utils.data import Dataset
 from typing_extensions import override
 
+from hsstore.errors import InputError
 from hsstore.loaders.alignment import Widths, assemble
 from hsstore.loaders.selection import aux_slots, completeness
-from hsstore.loaders.tensors import read_states
+from hsstore.loaders.tensors import check_dtype, read_states
 from hsstore.store import Store
 from hsstore.subset import of_split
 
@@ -159,7 +160,7 @@ def eagle3_collate(
     pack_rows : int, optional
         Put all samples into one line of so many rows, instead of each into a line of its own.
     dtype : torch.dtype, optional
-        Of the states in the batch; otherwise that of the first sample.
+        Of the states in the batch, bfloat16, float16 or float32; otherwise that of the first sample.
 
     Returns
     -------
@@ -168,11 +169,18 @@ def eagle3_collate(
     Raises
     ------
     ValueError
-        The samples do not fit into `pack_rows`.
+        There is no sample, or they do not fit into `pack_rows`.
+    InputError
+        Samples cannot have this `max_length` or `dtype`.
     """
+    if not samples:
+        raise ValueError("there is no sample to make a batch of")
+    if max_length is not None and max_length < 2:
+        raise InputError(f"max_length is {max_length}; it must be at least 2")
     sources = [
         _InMemory(item, min(len(item["input_ids"]), max_length or 2**62) - 1) for item in samples
     ]
     aux, final = samples[0]["aux_states"], samples[0]["final_state"]
-    widths = Widths(aux.shape[1], final.shape[1], dtype or aux.dtype)
+    wanted = check_dtype(aux.dtype if dtype is None else dtype)
+    widths = Widths(aux.shape[1], final.shape[1], wanted)
     return assemble(sources, widths, pack_rows)

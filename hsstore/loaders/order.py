@@ -93,6 +93,8 @@ class Shuffle:
         for name, least in (("seed", 0), ("epoch", 0), ("buffer_samples", 1)):
             if getattr(self, name) < least:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        if self.seed >= 1 << 64:
+            raise InputError(f"seed is {self.seed}; it must be below 2**64")
 
     def order(self, block: Int64s) -> Int64s:
         """Shuffle samples, given their blocks in ascending order, by block and then within windows.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 import torch.distributed
@@ -13,7 +14,7 @@ from typing_extensions import override
 from hsstore.errors import InputError
 from hsstore.loaders.alignment import Eagle3Batch
 from hsstore.loaders.follow import RunWatch, follow
-from hsstore.loaders.order import Cutting, EpochPlan, Share, Shuffle, deal, repeats, steps
+from hsstore.loaders.order import Cutting, EpochPlan, Share, Shuffle, Tail, deal, repeats, steps
 from hsstore.loaders.prefetch import on_threads
 from hsstore.loaders.reading import BatchReader
 from hsstore.loaders.selection import (
@@ -24,7 +25,7 @@ from hsstore.loaders.selection import (
 )
 from hsstore.loaders.state import StreamState, check_state
 from hsstore.loaders.table import Table
-from hsstore.loaders.tensors import torch_dtype
+from hsstore.loaders.tensors import check_dtype, torch_dtype
 from hsstore.location import require_local
 from hsstore.store import Store
 from hsstore.subset import of_split
@@ -32,7 +33,6 @@ from hsstore.subset import of_split
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from hsstore.loaders.order import Tail
     from hsstore.loaders.selection import Bools
     from hsstore.loaders.state import Order
     from hsstore.location import Location
@@ -59,12 +59,13 @@ class Eagle3Stream(IterableDataset[Eagle3Batch]):
         So many samples a batch, padded on the right to the longest; or
     pack_rows : int, optional
         as many samples as fit into one line of so many rows. Batches then all have the shape (1, pack_rows).
+        A sample that gives more rows is cut to them; the log says how many are.
     max_length : int, optional
         Longer samples are cut to so many tokens.
     layers : ints, optional
         The captured layers that are read, in this order; all if it is left out.
     dtype : torch.dtype, optional
-        Of the states in a batch; otherwise the store's.
+        Of the states in a batch, bfloat16, float16 or float32; otherwise the store's.
     split : str, optional
         Samples of this split alone.
     shuffle : bool
@@ -110,6 +111,8 @@ class Eagle3Stream(IterableDataset[Eagle3Batch]):
         patience_seconds: float = 60.0,
         prefetch_bytes: int = 512 << 20,
     ) -> None:
+        if tail not in get_args(Tail):
+            raise InputError(f"tail is {tail!r}; it is one of {', '.join(get_args(Tail))}")
         if follow and tail == "drop":
             raise InputError("tail='drop' needs to know the end, which follow=True does not")
         store = Store.open(path)
@@ -119,7 +122,7 @@ class Eagle3Stream(IterableDataset[Eagle3Batch]):
             path=store.location.absolute(),
             store_id=store.spec.store,
             slots=tuple(aux_slots(store, layers)),
-            dtype=dtype or torch_dtype(store),
+            dtype=torch_dtype(store) if dtype is None else check_dtype(dtype),
             cutting=Cutting(batch_size, pack_rows, max_length),
         )
         self.tail = tail
@@ -239,11 +242,22 @@ class Eagle3Stream(IterableDataset[Eagle3Batch]):
             yield nbytes[number], table.sample[plan.batch(number)].tolist()
 
     def _report(self, share: Share) -> None:
+        if share.worker == share.rank == 0 and (cut := self._cut_to_a_line()):
+            log.warning(
+                "%d of %d samples are longer than a line and are cut to pack_rows=%d",
+                cut, len(self.table().sample), self.reader.cutting.pack_rows,
+            )  # fmt: skip
         if share.worker == 0 and (twice := self.repeated_samples()):
             log.info(
                 "epoch %d: %d samples are served twice, so that all %d ranks make %d steps",
                 self.epoch, len(twice), share.ranks, len(self),
             )  # fmt: skip
+
+    def _cut_to_a_line(self) -> int:
+        """Count the samples that are cut by nothing but `pack_rows`."""
+        length = self.reader.open().length[self.table().sample]
+        whole = replace(self.reader.cutting, pack_rows=None, batch_size=1).rows(length)
+        return int((whole > self.table().rows).sum())
 
     def counted(self, batches: Iterable[Eagle3Batch]) -> Iterator[Eagle3Batch]:
         """Count batches, read from `tasks` in order, as they are handed over."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hsstore.buffers import shared_pool
+from hsstore.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +27,18 @@ _BITS = {2: torch.uint16, 4: torch.uint32}
 def torch_dtype(store: Store) -> torch.dtype:
     """Return the dtype of a store's states."""
     return _DTYPES[store.spec.model.dtype]
+
+
+def check_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype that states in a batch are to have, if it is one that they can have.
+
+    Raises
+    ------
+    InputError
+    """
+    if dtype not in _DTYPES.values():
+        raise InputError(f"dtype is {dtype!r}; states can be torch's {', '.join(_DTYPES)}")
+    return dtype
 
 
 def bits_of(states: torch.Tensor) -> npt.NDArray[Any]:

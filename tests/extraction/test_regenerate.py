@@ -357,6 +357,7 @@ def test_a_control_token_in_a_prompt_is_dropped_as_extract_would(
         ('{"messages": [{"role": "tool", "content": "a"}]}', "line 2: field 'messages': no tools"),
         ('{"prompt": "a", "tools": [{"name": "f"}]}', "line 2: field 'tools': no tools"),
         ('{"text": "a"}', "line 2: field 'messages': missing: only conversations"),
+        ('{"id": "x", "ask": "a"}', "turns, prompt; its fields are id, ask"),
         ('{"id": "p", "prompt": "a"}', "line 2: field 'id': duplicate 'p', first at"),
     ],
 )
@@ -383,7 +384,7 @@ def test_answers_of_other_options_prompts_or_programs_are_not_mixed(
     _run(server, prompts, model)
     out = prompts.with_name("out.jsonl")
 
-    with pytest.raises(RefusedError, match="max_new_tokens=12"):
+    with pytest.raises(RefusedError, match=r"by model .* --max-new-tokens 12 .*, not model .* 13 "):
         _run(server, prompts, model, max_new_tokens=13)
     _write(prompts, [{"id": "prompts-2", "prompt": "Another?"}])
     with pytest.raises(RefusedError, match="answered another prompt under the id 'prompts-2'"):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
+from hsstore.errors import InputError
 from hsstore.loaders import Eagle3Dataset, Eagle3Stream, eagle3_collate
 from hsstore.testing.stores import fill_store, make_model, make_store
 from tests.loaders.batches import assert_equal, brute_force, lines_of, samples_of
@@ -65,6 +66,24 @@ def test_the_example_of_the_docstring_is_true() -> None:
 def test_more_than_fits_is_not_packed() -> None:
     with pytest.raises(ValueError, match="6 rows do not fit into a line of 5"):
         eagle3_collate([_sample(0, 4), _sample(1, 4)], pack_rows=5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_length": 1}, "max_length is 1; it must be at least 2"),
+        ({"max_length": 0}, "max_length is 0; "),
+        ({"dtype": torch.int64}, "dtype is torch.int64; states can be torch's bfloat16, "),
+    ],
+)
+def test_what_no_batch_can_be_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        eagle3_collate([_sample(0, 4)], **options)
+
+
+def test_no_samples_make_no_batch() -> None:
+    with pytest.raises(ValueError, match="no sample"):
+        eagle3_collate([])
 
 
 @pytest.fixture(scope="module", params=[16, 2048], ids=["all slots a chunk", "one slot a chunk"])

@@ -55,6 +55,42 @@ def test_what_is_served_twice_is_told(many: Store, caplog: pytest.LogCaptureFixt
     assert f"epoch 0: {len(twice)} samples are served twice, so that all 4 ranks" in caplog.text
 
 
+def test_what_a_line_has_no_room_for_is_told(many: Store, caplog: pytest.LogCaptureFixture) -> None:
+    longer = int((many.length - 1 > 20).sum())
+
+    batches = list(Eagle3Stream(many.path, pack_rows=20))
+
+    assert longer
+    assert sorted(served(batches)) == all_but(many, 0, 1)
+    assert caplog.messages == [
+        f"{longer} of {len(many) - 2} samples are longer than a line and are cut to pack_rows=20"
+    ]
+
+
+def test_what_max_length_cuts_was_asked_for(many: Store, caplog: pytest.LogCaptureFixture) -> None:
+    list(Eagle3Stream(many.path, pack_rows=20, max_length=21))
+    list(Eagle3Stream(many.path, batch_size=3, max_length=5))
+
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"tail": "dorp"}, "tail is 'dorp'; it is one of pad, drop, uneven"),
+        ({"tail": None}, "tail is None; it is one of"),
+        ({"dtype": torch.float64}, "dtype is torch.float64; states can be torch's bfloat16, "),
+        ({"dtype": "float32"}, "dtype is 'float32'; states can be"),
+        ({"seed": 1 << 64}, "it must be below 2\\*\\*64"),
+    ],
+)
+def test_an_option_that_means_nothing_is_refused_when_the_stream_is_made(
+    many: Store, option: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        Eagle3Stream(many.path, batch_size=2, **option)
+
+
 def test_a_tail_can_be_dropped_or_uneven(many: Store) -> None:
     batches = len(list(Eagle3Stream(many.path, **PACKED)))
     assert batches % 4

@@ -20,6 +20,7 @@ from hsstore.dataset import TokenizedDataset, TokenizedSample
 from hsstore.loaders import Eagle3Dataset, Eagle3Stream, eagle3_collate
 from hsstore.spec import Model, Norm
 from hsstore.store import Store
+from hsstore.testing.stores import make_store
 from hsstore.writer import BlockWriter
 from tools.eagle3.chain import Amount
 from tools.eagle3.decoding import CHAIN, Draft, Memory, decode_plainly, decode_with_draft
@@ -27,7 +28,7 @@ from tools.eagle3.head import DraftHead, Shape
 from tools.eagle3.start import channel_scale, pairs, start_by_ridge
 from tools.eagle3.target import TargetModel
 from tools.eagle3.training import Recipe, Target, drafted_losses, train
-from tools.train_eagle3 import Size, held_out_prompts, mean_loss, run
+from tools.train_eagle3 import QUICK, Size, held_out_prompts, main, mean_loss, run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -199,6 +200,27 @@ def test_a_batch_without_a_supervised_row_changes_no_weight(store: Path) -> None
 
 def test_a_sample_without_an_answer_is_no_prompt(store: Path) -> None:
     assert [len(prompt) for prompt in held_out_prompts(Store.open(store))] == [5, 5, 5]
+
+
+def test_a_store_without_held_out_prompts_is_refused_before_anything_is_fitted(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "store.zarr"
+    make_store(path, [4, 5])
+    monkeypatch.setattr("tools.train_eagle3.TargetModel", None)
+
+    with pytest.raises(SystemExit, match=r"no split 'heldout': .* there are: "):
+        run(path, model, QUICK)
+
+
+def test_no_store_is_said_without_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["train_eagle3.py", "--store", str(tmp_path / "none.zarr"), "--model", "target"]
+    monkeypatch.setattr("sys.argv", arguments)
+
+    with pytest.raises(SystemExit, match="no hsstore store is there"):
+        main()
 
 
 class _Oracle(Draft):

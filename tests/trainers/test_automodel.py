@@ -219,5 +219,7 @@ def test_numbers_that_do_not_fit_are_refused(stores: dict[str, Store], room: Pat
         AutomodelDataset(path, room / "target", draft_vocabulary=8, seq_length=1)
     with pytest.raises(InputError, match="draft vocabulary of 999"):
         AutomodelDataset(path, room / "target", draft_vocabulary=999, seq_length=8)
+    with pytest.raises(InputError, match=r"dtype is torch\.int64"):
+        AutomodelDataset(path, room / "target", draft_vocabulary=8, seq_length=8, dtype=torch.int64)
     with pytest.raises(InputError, match="no safetensors"):
         AutomodelDataset(path, room, draft_vocabulary=8, seq_length=8)

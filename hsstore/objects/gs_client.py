@@ -12,6 +12,8 @@ import weakref
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import google.auth
@@ -115,6 +117,7 @@ class GoogleClient:
                 headers=sent,
                 data=io.BytesIO(body) if body else None,
                 allow_redirects=False,  # 308 says how much of an upload is there
+                proxy=_proxy_of(url),
             )
         async with response, pace.receiving(response.content_length or 0):
             data = await response.read()
@@ -132,7 +135,6 @@ class GoogleClient:
                 ),
                 headers={"Accept-Encoding": "identity"},
                 auto_decompress=False,
-                trust_env=True,  # proxies
             )
             weakref.finalize(self, _close, os.getpid(), self.loop, self._session)
         return self._session
@@ -154,6 +156,12 @@ def _find_credentials() -> google.auth.credentials.Credentials:
     logging.getLogger("google.auth._default").setLevel(logging.ERROR)  # no project is needed
     found: google.auth.credentials.Credentials = google.auth.default(scopes=[SCOPE])[0]
     return found
+
+
+def _proxy_of(url: str) -> str | None:
+    """Return the proxy that the environment names; aiohttp would look for passwords in ~/.netrc as well."""
+    where = urlsplit(url)
+    return None if proxy_bypass(where.hostname or "") else getproxies().get(where.scheme)
 
 
 def _close(process: int, loop: asyncio.AbstractEventLoop, session: aiohttp.ClientSession) -> None:

@@ -138,7 +138,11 @@ class GoogleStore(GoogleBackend, WritableBackend):
 
     @override
     async def abort(self, upload: UploadId) -> None:
-        await self._client.request("DELETE", upload.id, expected=_GONE)
+        try:
+            await self._client.request("DELETE", upload.id)
+        except GoogleError as error:  # 499 says that it was open, others that it is not
+            if self.refusal(error) is None:
+                raise
 
     @override
     async def uploads(self, url: str, after: str) -> tuple[list[UploadId], str]:

@@ -77,6 +77,7 @@ class Faulty:
                 "path": path,
                 "query": query,
                 "range": environ.get("HTTP_RANGE", ""),
+                "authorization": environ.get("HTTP_AUTHORIZATION", ""),
             }
         )
         fault = self._next_fault(f"{method} {path}?{query}")

@@ -83,6 +83,10 @@ class S3:
             found: list[dict[str, str]] = json.load(answer)
         return found
 
+    def writes(self) -> int:
+        """Return how many of them were to write."""
+        return sum(one["method"] != "GET" for one in self.requests())
+
 
 class Google(S3):
     """The server that speaks as Google's does."""

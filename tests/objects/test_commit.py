@@ -93,8 +93,7 @@ def objects(url: RemotePath) -> dict[str, bytes]:
     return {name: (url / name).read_bytes() for name in url.find()}
 
 
-def kinds_of(remote: S3) -> list[str]:
-    """Return what tells the kinds of writes; to Google, what is less than a unit is sent with the end."""
+def kinds_of(remote: S3) -> list[str]:  # to Google, what is less than a unit is sent with the end
     return [where for name, where in KINDS.items() if remote.protocol == "s3" or name != "a part"]
 
 
@@ -398,19 +397,15 @@ def run_when(ready: Event, url: RemotePath) -> None:
     extract(url, FEW)
 
 
-def count_writes(remote: S3) -> int:
-    return sum(one["method"] != "GET" for one in remote.requests())
-
-
 def test_a_run_that_is_killed_at_any_write_leaves_no_bit_without_its_states(
     remote: S3, few: Store
 ) -> None:
     url = new_url(remote.protocol)
     remote.requests()
     make_store(url, FEW)
-    created = count_writes(remote)
+    created = remote.writes()
     extract(url, FEW)
-    written = created + count_writes(remote)
+    written = created + remote.writes()
     context = multiprocessing.get_context("fork")
     of_a_block = (written - created) // 2
     for number in [created // 2, *range(created - 1, created + of_a_block), written - 1]:

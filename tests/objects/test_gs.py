@@ -198,6 +198,32 @@ def test_another_server_needs_no_credentials(
         head(gs.new())
 
 
+def test_a_proxy_of_the_environment_is_asked_and_no_netrc(
+    gs: Google, stranger: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    netrc = stranger.with_name("netrc")
+    netrc.write_text(f"default login somebody password {SECRET}\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    with pytest.raises(UnreachableError, match=r"127\.0\.0\.1:1.*tried 9 times"):
+        head(gs.new())
+
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with pytest.raises(InputError, match=r"\(401\)"):
+        head(gs.new())
+
+    assert {one["authorization"] for one in gs.requests()} == {""}
+
+
+@pytest.mark.parametrize("status", [400, 403, 404])
+def test_an_upload_that_is_not_open_any_more_need_not_be_ended(gs: Google, status: int) -> None:
+    begun = Upload(gs.new(), replaces=ABSENT)
+    gs.fail(status, "DELETE ", times=1)
+    begun.abort()
+    assert gs.unused_faults() == 0
+
+
 def test_what_lets_write_is_in_no_message(gs: Google) -> None:
     url = gs.new()
     gs.fail("reset", "partNumber=1", times=10_000)

@@ -80,7 +80,7 @@ class GoogleClient:
         self.endpoint = (named if "://" in named else f"http://{named}") if named else GOOGLE
         self._session: aiohttp.ClientSession | None = None
         self._credentials: google.auth.credentials.Credentials | None = None
-        self._renewing = asyncio.Lock()
+        self._renewing: asyncio.Future[None] | None = None
 
     async def request(
         self,
@@ -140,13 +140,20 @@ class GoogleClient:
         return self._session
 
     async def _authorization(self) -> dict[str, str]:
-        async with self._renewing:
-            if self._credentials is None:
-                self._credentials = await asyncio.to_thread(_find_credentials)
-            if not self._credentials.valid:
-                await asyncio.to_thread(partial(self._credentials.refresh, TokenRequest()))
-            token = self._credentials.token
+        if self._credentials is None or not self._credentials.valid:
+            if self._renewing is None or self._renewing.done():
+                self._renewing = asyncio.ensure_future(asyncio.to_thread(self._renew))
+            await asyncio.shield(
+                self._renewing
+            )  # all fail with it, or each would wait for one of its own
+        token = self._credentials.token if self._credentials else None
         return {"Authorization": f"Bearer {token}"} if token else {}
+
+    def _renew(self) -> None:
+        if self._credentials is None:
+            self._credentials = _find_credentials()
+        if not self._credentials.valid:
+            self._credentials.refresh(partial(TokenRequest(), timeout=pace.READ_SECONDS))
 
 
 def _find_credentials() -> google.auth.credentials.Credentials:

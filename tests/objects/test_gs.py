@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import pickle
+import socket
 import subprocess
 import sys
+from contextlib import suppress
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,8 +17,8 @@ from hsstore.errors import InputError, UnreachableError
 from hsstore.location import RemotePath
 from hsstore.objects import Request, read
 from hsstore.objects.client import forget
-from hsstore.objects.puts import ABSENT, ConflictError
-from hsstore.objects.write import Upload, head, put
+from hsstore.objects.puts import ABSENT, ConflictError, Put
+from hsstore.objects.write import Upload, head, put, put_many
 from tests.objects.s3 import SECRET
 
 if TYPE_CHECKING:
@@ -188,6 +191,34 @@ def test_a_token_that_cannot_be_had_now_is_asked_for_again(
     stranger.write_text(json.dumps(account))
     with pytest.raises(UnreachableError, match=r"TransportError.*tried 9 times"):
         head(gs.new())
+
+
+def test_many_requests_wait_for_one_token(
+    gs: Google, stranger: Path, google: tuple[str, Path]
+) -> None:
+    """Each would wait for its own, one after the other, where whoever gives tokens hangs."""
+    asked = 0
+
+    def count() -> None:
+        nonlocal asked
+        with suppress(OSError):
+            while True:
+                listening.accept()[0].close()
+                asked += 1
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        token_uri = f"http://127.0.0.1:{listening.getsockname()[1]}/token"
+        stranger.write_text(
+            json.dumps(json.loads(google[1].read_text()) | {"token_uri": token_uri})
+        )
+        counting = Thread(target=count)
+        counting.start()
+        with pytest.raises(UnreachableError, match=r"tried 9 times"):
+            put_many([Put(gs.new(), b"", ABSENT) for _ in range(16)])
+        listening.shutdown(socket.SHUT_RDWR)
+    counting.join()
+
+    assert 9 <= asked < 16 * 9 / 2
 
 
 def test_another_server_needs_no_credentials(

@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import weakref
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -110,7 +111,9 @@ class GoogleClient:
         if "://" not in url:
             url = f"{self.endpoint}{url}"
             sent |= await self._authorization()
-        async with pace.sending(body):
+        async with (
+            pace.sending(body) if body else nullcontext()
+        ):  # others may wait for a connection
             response = await self._connected().request(
                 method,
                 URL(url, encoded=True),
@@ -143,9 +146,8 @@ class GoogleClient:
         if self._credentials is None or not self._credentials.valid:
             if self._renewing is None or self._renewing.done():
                 self._renewing = asyncio.ensure_future(asyncio.to_thread(self._renew))
-            await asyncio.shield(
-                self._renewing
-            )  # all fail with it, or each would wait for one of its own
+            # All fail with it, or each would wait for one of its own.
+            await asyncio.shield(self._renewing)
         token = self._credentials.token if self._credentials else None
         return {"Authorization": f"Bearer {token}"} if token else {}
 

@@ -2,7 +2,7 @@
 
     python tools/simulate.py docs/scale/kimi.toml --what-if
     python tools/simulate.py --set servers.per_worker=2 --set output.gb_per_second=1 --json
-    python tools/simulate.py docs/scale/kimi-stall.toml --plot stall.png
+    python tools/simulate.py docs/scale/kimi.toml --plot kimi.png
 
 A discrete-event simulation of servers, spool, encoders, output and workers, as hsstore works; nothing is
 sent or written. A scenario is a TOML file, described by `tools/simulation/scenario.py`; single values
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -25,6 +26,12 @@ from tools.simulation.calibration import COMMITTED, calibrate, fill_in, read_cal
 from tools.simulation.scenario import load_scenario
 from tools.simulation.simulate import simulate
 from tools.simulation.text import lines
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tools.simulation.answer import Answer
+    from tools.simulation.simulate import Outcome
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -65,13 +72,27 @@ def run(options: argparse.Namespace) -> None:
         options.save_calibration.write_text(figures.model_dump_json(indent=1) + "\n")
         return
     scenario = fill_in(load_scenario(options.scenario, options.set), figures)
+    plot = load_plot() if options.plot else None  # what is missing is said before minutes of work
     outcome = simulate(scenario)
     found = answer(outcome, figures, what_if=options.what_if)
-    if options.plot:
-        from tools.simulation.plot import plot  # noqa: PLC0415  # matplotlib, which few need
-
+    print(found.model_dump_json(indent=1) if options.json else "\n".join(lines(found)), flush=True)
+    if plot:
         plot(outcome, found, options.plot)
-    print(found.model_dump_json(indent=1) if options.json else "\n".join(lines(found)))
+
+
+def load_plot() -> Callable[[Outcome, Answer, Path], None]:
+    """Import what draws.
+
+    Raises
+    ------
+    InputError
+        matplotlib is not installed.
+    """
+    try:
+        from tools.simulation.plot import plot  # noqa: PLC0415  # matplotlib, which few need
+    except ImportError as error:
+        raise InputError(f"--plot: {error}; pip install --group bench") from error
+    return plot
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -262,6 +263,16 @@ def test_the_command_prints_one_document(capsys: pytest.CaptureFixture[str]) -> 
     assert "<- limits" in out
     assert "half the spool             cannot work: the dump of the longest sample" in out
     assert main([*settings[:2], "--save-calibration", "/nowhere/calibration.json"]) == 74
+
+
+def test_what_draws_is_looked_for_before_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "tools.simulation.plot", raising=False)
+    monkeypatch.setattr("tools.simulate.simulate", lambda _: pytest.fail("simulated"))
+    assert main(["--set", "data.samples=30", "--plot", "run.png"]) == 2
+    assert "pip install --group bench" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def plot(outcome: Outcome, answer: Answer, path: Path) -> None:
     grid = figure.add_gridspec(3, 2, width_ratios=(2.2, 1))
     _draw_series(figure, [figure.add_subplot(grid[row, 0]) for row in range(3)], outcome)
     _draw_stages(figure.add_subplot(grid[:, 1]), answer)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=110, format="png")
     plt.close(figure)
 
 

@@ -94,7 +94,7 @@ def read_servers_file(path: Path) -> tuple[ServerAddress, ...]:
         It cannot be read, or a line is no such address.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # some editors write a mark before the text
     except (OSError, ValueError) as error:
         raise InputError(f"--servers-file {path}: {error}") from error
     lines = [line.partition("#")[0].strip() for line in text.splitlines()]

@@ -67,6 +67,12 @@ def test_what_is_wrong_in_a_file_that_was_good_changes_nothing_and_is_said_once(
     )
 
 
+def test_a_mark_of_byte_order_is_no_part_of_the_first_url(tmp_path: Path) -> None:
+    file = tmp_path / "servers.txt"
+    file.write_bytes(b"\xef\xbb\xbfhttp://a:30000\r\nhttp://b:30001\r\n")
+    assert [one.url for one in read_servers_file(file)] == ["http://a:30000", "http://b:30001"]
+
+
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"--servers-file .*No such file"):
         Servers((), tmp_path / "none").read()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hsstore.errors import RefusedError
 from hsstore.files import output_errors
-from hsstore.location import RemotePath
+from hsstore.location import RemotePath, runs_beside
 from hsstore.objects.puts import ABSENT, ConflictError, Put
 from hsstore.objects.write import head, put, put_many
 
@@ -47,7 +47,14 @@ def upload_store(building: Path, root: RemotePath) -> None:
 
 
 def is_born(root: RemotePath) -> bool:
-    """Say whether a store is there."""
+    """Say whether a store is there.
+
+    Raises
+    ------
+    UnreachableError, InputError
+        The latter also for a whole bucket, before anything is put there.
+    """
+    runs_beside(root)
     return head(str(root / ROOT)) is not None
 
 

@@ -27,6 +27,7 @@ from hsstore.activity import unnoticed
 from hsstore.claim import Claim, ClaimPlace, Found
 from hsstore.errors import HsstoreError, InputError, RefusedError
 from hsstore.liveness import Beat, began_ticks, process_lives
+from hsstore.location import runs_beside
 from hsstore.objects import Answer, Request, read_many
 from hsstore.objects.files import put_parts
 from hsstore.objects.puts import ABSENT, ConflictError, Put
@@ -48,8 +49,13 @@ _ended: set[str] = set()
 
 
 def claims_at(store: RemotePath) -> RemotePath:
-    """Return where spans of a store are claimed: beside it."""
-    return store.parent / f"{store.name}.runs" / "claims"
+    """Return where spans of a store are claimed: beside it.
+
+    Raises
+    ------
+    InputError
+    """
+    return runs_beside(store) / "claims"
 
 
 def read_claims_at(store: RemotePath) -> dict[str, tuple[Claim, int]]:

@@ -24,6 +24,8 @@ PROTOCOLS = {"s3": ("s3fs", "aiobotocore"), "gs": ("google.auth", "requests"), "
 """Protocols, and the packages that each needs: those of the extra of its name."""
 
 _URL = re.compile(r"(?P<protocol>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
+_ONE_SLASH = re.compile(rf"(?:file|gcs|{'|'.join(PROTOCOLS)}):/", re.IGNORECASE)
+"""How a URL begins that lost a slash: taken for a path, it would be a directory of that name here."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -107,12 +109,17 @@ def locate(text: str | Location) -> Location:
     Raises
     ------
     InputError
-        Another protocol, a package that is missing, or credentials in the URL, which is printed and recorded.
+        Another protocol, a slash or a package that is missing, or credentials in the URL, which is printed and
+        recorded.
     """
     if not isinstance(text, str):
         return text
     url = _URL.fullmatch(text)
     if url is None:
+        if _ONE_SLASH.match(text):
+            raise InputError(
+                f"{text}: a URL has two slashes behind its colon; a path may begin with ./"
+            )
         return Path(text)
     protocol, rest = url["protocol"].lower(), url["rest"]
     if protocol == "file":
@@ -129,6 +136,23 @@ def locate(text: str | Location) -> Location:
         raise InputError(f"{text}: a bucket's name, and then names without . and .., are expected")
     _require_package(protocol, text)
     return RemotePath(f"{protocol}://{'/'.join(parts)}")
+
+
+def runs_beside(store: RemotePath) -> RemotePath:
+    """Return where all lies that is about the runs of a store: beside it.
+
+    Raises
+    ------
+    InputError
+        The store is a whole bucket: what is beside that is another bucket, perhaps somebody else's.
+    """
+    protocol, _, path = store.url.partition("://")
+    if "/" not in path and protocol != "memory":
+        raise InputError(
+            f"{store} is a bucket: what is about a store's runs lies beside the store, so give it a name "
+            f"in the bucket, such as {store}/states.zarr"
+        )
+    return store.parent / f"{store.name}.runs"
 
 
 def absolute_text(location: Location) -> str:

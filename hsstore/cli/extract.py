@@ -29,6 +29,7 @@ from hsstore.cli.options import (
     TrainOn,
     TrustRemoteCode,
     data_options,
+    local_path,
     server_addresses,
     worker_number,
 )
@@ -85,7 +86,8 @@ def extract(
     stage: Annotated[
         Path | None,
         typer.Option(
-            help="Directory for what is on its way to an object store [default: that of TMPDIR]."
+            parser=local_path("--stage takes"),
+            help="Directory for what is on its way to an object store [default: that of TMPDIR].",
         ),
     ] = None,
     max_in_flight: Annotated[int, typer.Option(help="Requests at once, to each server.")] = 32,

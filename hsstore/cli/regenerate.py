@@ -16,6 +16,7 @@ from hsstore.cli.options import (
     SkipBad,
     TrustRemoteCode,
     data_options,
+    local_path,
     server_and_spool,
 )
 from hsstore.cli.progress import progress_bar
@@ -27,9 +28,21 @@ if TYPE_CHECKING:
 @app.command()
 def regenerate(
     prompts: Annotated[
-        Path, typer.Argument(help="Conversations, of which the user's turns are taken.")
+        Path,
+        typer.Argument(
+            metavar="PROMPTS",
+            parser=local_path("regenerate takes"),
+            help="Conversations, of which the user's turns are taken.",
+        ),
     ],
-    out: Annotated[Path, typer.Argument(help="JSONL file for `extract --data`; appended to.")],
+    out: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OUT",
+            parser=local_path("regenerate takes"),
+            help="JSONL file for `extract --data`; appended to.",
+        ),
+    ],
     server: Annotated[str, typer.Option(help="URL of the server. Proxies are never used.")],
     model: Annotated[Path, typer.Option(help="The model's directory: tokenizer.")],
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 1024,

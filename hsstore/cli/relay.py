@@ -8,12 +8,18 @@ from typing import Annotated
 import typer
 
 from hsstore.cli.app import app
+from hsstore.cli.options import local_path
 
 
 @app.command()
 def relay(
     spool: Annotated[
-        Path, typer.Argument(metavar="SPOOL", help="The spool of the server on this machine.")
+        Path,
+        typer.Argument(
+            metavar="SPOOL",
+            parser=local_path("relay takes"),
+            help="The spool of the server on this machine.",
+        ),
     ],
     host: Annotated[
         str, typer.Option(help="Address to listen on; any but loopback needs a token.")

@@ -9,14 +9,19 @@ from typing import Annotated, Any, Literal
 import typer
 
 from hsstore.cli.app import app
-from hsstore.cli.options import Layers, layer_list
+from hsstore.cli.options import Layers, layer_list, local_path
 from hsstore.errors import InputError
 
 
 @app.command()
 def serve(
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="Directory of a Hugging Face checkpoint.")
+        Path,
+        typer.Argument(
+            metavar="MODEL",
+            parser=local_path("serve takes"),
+            help="Directory of a Hugging Face checkpoint.",
+        ),
     ],
     sglang_arguments: Annotated[
         list[str] | None,

@@ -7,16 +7,18 @@ import multiprocessing
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
+import fsspec
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 import hsstore
 import hsstore.cli
+from extraction.staging import is_there
 from hsstore.claim import Claim
 from hsstore.cli.app import app
 from hsstore.consolidate import consolidate
-from hsstore.errors import RefusedError
+from hsstore.errors import InputError, RefusedError
 from hsstore.export.place import place_of
 from hsstore.export.record import new_record, read_record
 from hsstore.location import RemotePath, locate
@@ -158,6 +160,21 @@ def test_who_was_taken_over_leaves_the_uploads_of_his_heir(s3: S3, small: Path) 
 
     assert len(his) == 1
     assert his[0] in find_uploads(shard)
+
+
+def test_a_whole_bucket_is_no_store_and_nothing_is_put_there(s3: S3, small: Path) -> None:
+    files = fsspec.filesystem("s3", use_listings_cache=False)
+    files.mkdir("s3://whole")
+    with pytest.raises(
+        InputError, match=r"s3://whole is a bucket: .* such as s3://whole/states\.zarr"
+    ):
+        consolidate([small], locate("s3://whole"))
+    with pytest.raises(InputError, match="is a bucket"):
+        is_there(locate("s3://whole"))  # what extract and import ask first
+    refused = command("status", "s3://whole")
+    assert refused.exit_code == 2
+    assert "s3://whole is a bucket: " in refused.stderr
+    assert files.find("s3://whole") == []
 
 
 def test_a_destination_within_a_source_is_refused(s3: S3) -> None:

@@ -18,7 +18,7 @@ import hsstore.cli
 from hsstore.cli.app import app
 from hsstore.errors import CorruptStoreError, InputError
 from hsstore.importing.fetched import FetchedFiles
-from hsstore.location import PROTOCOLS, RemotePath, locate
+from hsstore.location import PROTOCOLS, RemotePath, locate, runs_beside
 from hsstore.objects.files import put_file
 from hsstore.objects.puts import ABSENT, ConflictError
 from hsstore.objects.retry import describe
@@ -62,6 +62,8 @@ def test_urls_and_paths_are_told_apart() -> None:
         ("s3://", "a bucket's name"),
         ("s3://bucket/../a", "a bucket's name"),
         ("s3://bucket//a", "a bucket's name"),
+        ("s3:/bucket/a", "two slashes"),
+        ("file:/data/a", "two slashes"),
     ],
 )
 def test_other_urls_are_refused(text: str, said: str) -> None:
@@ -88,6 +90,14 @@ def test_a_missing_package_is_named_with_its_extra(
         locate(f"{protocol}://bucket/states.zarr")
 
 
+@pytest.mark.parametrize("bucket", ["s3://bucket", "gs://bucket"])
+def test_beside_a_bucket_is_nothing_of_ours(bucket: str) -> None:
+    with pytest.raises(InputError, match=f"such as {bucket}/states.zarr"):
+        runs_beside(RemotePath(bucket))
+    assert runs_beside(RemotePath(f"{bucket}/a")) == RemotePath(f"{bucket}/a.runs")
+    assert runs_beside(RemotePath("memory://a")) == RemotePath("memory://a.runs")
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -95,10 +105,19 @@ def test_a_missing_package_is_named_with_its_extra(
         ("plan", "--store", "s3://b/a"),
         ("verify", "a", "--html", "s3://b/a.html"),
         ("--data", "s3://b/chats.jsonl"),
+        ("--stage", "s3://b/stage"),
+        ("serve", "s3://b/model"),
+        (
+            "relay",
+            "s3://b/spool",
+            "--host",
+            "0.0.0.0",
+        ),  # where it is taken, it ends for want of a token
+        ("regenerate", "a", "s3://b/answers", "--server", "http://h:1", "--model", "m"),
     ],
 )
 def test_what_takes_no_url_yet_says_so_by_its_name(arguments: tuple[str, ...]) -> None:
-    of_extract = ["extract", "a"] if arguments[0] == "--data" else []
+    of_extract = ["extract", "a"] if arguments[0].startswith("--") else []
     refused = command(*of_extract, *arguments)
     assert refused.exit_code == 2
     assert refused.stderr.startswith(f"hsstore: {arguments[0]} ")

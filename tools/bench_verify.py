@@ -98,12 +98,13 @@ def make(path: Path, hidden: int, megabytes: int) -> Store:
 
 def limit(store: Store, workers: int) -> None:
     """Read and decode every chunk, and hash every sample."""
+    digests = store.completion().digest
     with ThreadPoolExecutor(workers) as threads:
         blocks = map(store.layout.block, range(store.layout.blocks))
-        list(threads.map(lambda block: _limit_of_block(store, block), blocks))
+        list(threads.map(lambda block: _limit_of_block(store, block, digests), blocks))
 
 
-def _limit_of_block(store: Store, block: Block) -> None:
+def _limit_of_block(store: Store, block: Block, digests: npt.NDArray[np.uint64]) -> None:
     encoded = np.empty(store.codec.max_bytes, np.uint8)
     chunk_rows, chunk_slots, hidden = store.codec.shape
     groups = store.layout.geometry.slots // chunk_slots
@@ -112,7 +113,6 @@ def _limit_of_block(store: Store, block: Block) -> None:
         shard: ShardReader(shard_path(store.path, shard), store.layout.geometry.shard_chunks)
         for shard in block.shards
     }
-    digests = store.completion().digest
     for sample in block.samples:
         hasher = xxhash.xxh3_64()
         for place in store.layout.chunks_of(sample, int(store.length[sample])):

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hsstore.files import stage_parent
-from hsstore.location import RemotePath, runs_beside
 from hsstore.stage import Stage
 
 if TYPE_CHECKING:
@@ -29,7 +28,6 @@ def is_there(store: Location) -> bool:
         return store.exists()
     from hsstore.birth import is_born  # noqa: PLC0415  # brings fsspec
 
-    runs_beside(store)  # refused here, before anything is asked for or written
     return is_born(store)
 
 

@@ -24,7 +24,7 @@ MAX_LINES = 20
 
 
 def add_semantic(
-    report: Verification, store: Location, model_dir: Path, options: VerifyOptions
+    report: Verification, store: Location, model_dir: Path, options: VerifyOptions, seed: int
 ) -> Verification:
     """Check the meaning of the states as well, and return the report with it.
 
@@ -39,7 +39,7 @@ def add_semantic(
             samples = np.flatnonzero(options.sample.choose(Store.open(store).completion().complete))
         with progress_bar("samples, meaning") as progress:
             found = check_semantics(
-                store, model_dir, options.where, samples=samples, progress=progress
+                store, model_dir, options.where, samples=samples, seed=seed, progress=progress
             )
     except CorruptStoreError as error:
         print(f"--semantic: nothing checked: {error}", file=sys.stderr)

@@ -40,7 +40,8 @@ def verify(
         typer.Option(metavar="SHARE", help="Look at some samples only: 5%, or a number of them."),
     ] = None,
     seed: Annotated[
-        int, typer.Option(min=0, help="Of the choice of --sample, and of that of --against.")
+        int,
+        typer.Option(min=0, help="Of what --sample, --semantic and --against choose at random."),
     ] = 0,
     repair: Annotated[
         bool, typer.Option("--repair", help="Make bad samples pending, for extract to redo.")
@@ -100,7 +101,7 @@ def verify(
     if semantic:
         from hsstore.cli.semantic import add_semantic
 
-        report = add_semantic(report, store, semantic, options)
+        report = add_semantic(report, store, semantic, options, seed)
     if html:
         write_html(report, html)
     if json:

@@ -43,18 +43,17 @@ PLACED_SAMPLES = 9
 
 def of_the_store(context: Context, learned: Learned, limits: Limits) -> Iterator[SemanticBad]:
     """Yield what is wrong with the store as a whole."""
-    yield from _auxiliary_slots(context, learned)
+    yield from judge_slots(learned, context.model.hidden)
     if context.has_final:
         yield from _final_state(context, limits)
     yield from _golden_states(context, learned)
 
 
-def _auxiliary_slots(context: Context, learned: Learned) -> Iterator[SemanticBad]:
-    """Look whether slots tell the tokens beside theirs better, or none at all.
+def judge_slots(learned: Learned, hidden: int) -> Iterator[SemanticBad]:
+    """Yield auxiliary slots that tell the tokens beside theirs better, or none at all.
 
     Of a model wider than what maps look at it is not known how little a good slot may tell.
     """
-    hidden = context.model.hidden
     is_known = hidden <= CHANNELS and learned.rows >= ROWS_A_CHANNEL * hidden
     for slot, fit in enumerate(learned.fit):
         if not np.isfinite(fit).all():

@@ -55,10 +55,11 @@ def test_a_swapped_sample_is_shown_and_ends_with_1(
 
 
 def test_only_the_chosen_samples_are_judged(healthy: Path, checkpoint: Path) -> None:
-    done = _verify(healthy, "--semantic", checkpoint, "--sample", 5, "--json")
+    done = _verify(healthy, "--semantic", checkpoint, "--sample", 5, "--seed", 3, "--json")
 
     report: dict[str, Any] = json.loads(done.stdout)
     assert report["checked"] == report["semantic"]["samples"] == 5
+    assert report["sampling"]["seed"] == report["semantic"]["seed"] == 3
 
 
 def test_another_model_is_refused_and_a_place_without_one_is_wrong_input(

@@ -9,6 +9,9 @@ import pytest
 
 from hsstore.report import SemanticKind as Kind
 from hsstore.semantic import check_semantics
+from hsstore.semantic.context import Fitted
+from hsstore.semantic.fit import Learned
+from hsstore.semantic.whole import judge_slots
 from hsstore.tasks import Where
 from tests.semantic.synthetic import Formula, make_store
 
@@ -70,15 +73,21 @@ def test_samples_that_are_all_wrong_in_the_same_way_are_seen(
     assert whole == [(kind, [slot]) for slot in slots]
 
 
-def test_rows_that_fit_no_map_say_nothing_of_the_store(
-    directory: Path, checkpoint: Path, texts: list[list[int]]
+@pytest.mark.parametrize(
+    ("hidden", "rows", "fit", "kinds"),
+    [
+        (576, 5000, (0.5, 0.8, 0.4), []),
+        (576, 5000, (0.8, 0.5, 0.4), [Kind.ROWS_SHIFTED]),
+        (576, 5000, (0.07, 0.06, 0.05), [Kind.WRONG_TOKENS]),
+        (576, 2000, (0.07, 0.06, 0.05), []),
+        (2048, 50_000, (0.07, 0.06, 0.05), []),
+        (576, 100, (np.nan, np.nan, np.nan), []),
+    ],
+    ids=["good", "shifted", "told-nothing", "few-rows", "wide", "no-map"],
+)
+def test_a_slot_that_tells_nothing_is_bad_where_it_is_known_how_much_a_good_one_tells(
+    hidden: int, rows: int, fit: tuple[float, ...], kinds: list[Kind]
 ) -> None:
-    few = [ids[:48] for ids in texts[:12]]
-    states = _swapped([1])([Formula().capture(ids) for ids in few])
-    store = make_store(directory / "store.zarr", few, states)
+    learned = Learned(Fitted(), np.array([fit]), rows)
 
-    report = check_semantics(store.path, checkpoint, Where(workers=1))
-
-    assert not [bad for bad in report.bad if bad.sample is None]
-    unchecked = {(check.name, check.slot) for check in report.checks if not check.checked}
-    assert ("own token", 1) in unchecked
+    assert [bad.kind for bad in judge_slots(learned, hidden)] == kinds

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hsstore.files import stage_parent
+from hsstore.location import RemotePath
 from hsstore.stage import Stage
 
 if TYPE_CHECKING:

@@ -9,14 +9,14 @@ A sample is one range of bytes in its shard, or of each shard that it takes. The
 of it at once; then threads copy and decode it side by side, chunk by chunk, each straight to where
 it belongs. So the disk has one request to work on, and the cores find in their caches what they decode.
 
-In an object store each of these ranges is one request, all of a sample's are under way together, and then
-threads decode.
+In an object store each of these ranges is one request; all of a sample's are under way together, before any is decoded.
 """
 
 from __future__ import annotations
 
 import errno
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, zip_longest
@@ -214,19 +214,12 @@ class PayloadReader:
             raise CorruptStoreError(f"sample {sample}: {error}") from None
 
     def version_anew(self, shard: int) -> str | None:
-        """Forget what is kept of a shard; return the version of the object that is read from now on.
-
-        None where there is none, and on a disk, where nobody else can replace it meanwhile.
-        """
-        with self._lock:
-            self._open.pop(shard, None)
-        if not isinstance(self._root, RemotePath):
-            return None
-        try:
-            reader = self._shard(shard)
-        except MissingShardError:
-            return None
-        return None if isinstance(reader, ShardReader) else reader.version
+        """Forget what is kept of a shard; return which version of an object is read from now on, if it is one."""
+        self._forget([shard])
+        if isinstance(self._root, RemotePath):
+            with suppress(MissingShardError):
+                return str(self._shard(shard).version)
+        return None
 
     def _whole_chunks(self, start: int, stop: int) -> tuple[int, int]:
         """Widen a range of rows to whole chunks, which are decoded in place, if that costs little."""
@@ -267,7 +260,7 @@ class PayloadReader:
         except (CorruptStoreError, OSError) as error:
             if isinstance(error, OSError) and error.errno != errno.ESTALE:
                 raise
-            self._forget(pieces)
+            self._forget({piece.shard for piece in pieces})
             self._read(sample, pieces)
 
     def _read(self, sample: int, pieces: list[Piece]) -> None:
@@ -369,8 +362,8 @@ class PayloadReader:
         except OSError:  # it is gone, or not the file that we opened: opening it will tell
             return True
 
-    def _forget(self, pieces: list[Piece]) -> None:
-        for shard in {piece.shard for piece in pieces}:
+    def _forget(self, shards: Iterable[int]) -> None:
+        for shard in shards:
             with self._lock:
                 self._open.pop(shard, None)
             if not isinstance(self._root, RemotePath):

@@ -26,6 +26,8 @@ from hsstore.objects.write import put, version_of
 from hsstore.shard import shard_path
 from hsstore.shard.index import index_bytes
 from hsstore.shard.remote import RemoteShard
+from hsstore.store import Store
+from hsstore.testing.invariants import check_set_bits_read_back, complete_samples
 from hsstore.testing.stores import commit_block, make_store, start_block
 from hsstore.verify import VerifyOptions, verify_store
 from tests.objects.s3 import NAMES
@@ -221,6 +223,41 @@ def test_a_shard_that_is_replaced_while_it_is_copied_is_refused() -> None:
         with pytest.raises(ConflictError, match=f"{shard} is not what it was"):
             writer.copy([0, 1], store.payload, lengths())
         writer.discard()
+
+
+def test_what_is_copied_is_read_from_the_shard_that_is_there_now() -> None:
+    """And not by the index of the one that was read before."""
+    url = RemotePath(f"memory://states/{next(NAMES)}/s.zarr")
+    store = make_store(url, [3, 9])
+    commit_block(store, 0, [1])
+    _ = store.states(1)
+    commit_block(Store.open(url), 0, [0])  # as another process does
+    store.withdraw(np.array([0]))
+
+    commit_block(store, 0, [0])
+
+    assert complete_samples(store) == {0, 1}
+    check_set_bits_read_back(Store.open(url))
+
+
+def test_what_goes_away_while_a_store_is_created_is_not_called_an_error_of_the_disk() -> None:
+    files = fsspec.filesystem("memory")
+    url = RemotePath(f"memory://states/{next(NAMES)}/s.zarr")
+    make_store(url, [3, 9])
+    files.rm(str(url / "zarr.json"))  # as a creation leaves it that is killed before the end
+    lengths = url / "length/c.0"
+
+    def compare(path: RemotePath) -> bytes:
+        if path == lengths:
+            files.rm(str(lengths))
+        return path.get().data
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(RemotePath, "read_bytes", compare)
+        with pytest.raises(ConflictError, match=f"{lengths} is not what it was"):
+            make_store(url, [3, 9])
+
+    assert len(make_store(url, [3, 9])) == 2
 
 
 def test_files_are_fetched_into_a_room_that_has_an_end(

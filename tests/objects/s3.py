@@ -12,6 +12,8 @@ from urllib.parse import quote
 import fsspec
 from typing_extensions import override
 
+from hsstore.location import RemotePath
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -19,6 +21,16 @@ SECRET = "never-to-be-seen-0123456789"
 NAMES = count()
 """Of places that nobody has used."""
 _shared: dict[tuple[str, Path], str] = {}
+
+
+def new_url(protocol: str = "s3", name: str = "s.zarr") -> RemotePath:
+    """Return a URL where nothing is."""
+    return RemotePath(f"{protocol}://states/{next(NAMES)}/{name}")
+
+
+def files_of(url: RemotePath) -> dict[str, bytes]:
+    """Return all that is below a URL, by the rest of its name."""
+    return {name: (url / name).read_bytes() for name in url.find()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +44,7 @@ class S3:
 
     def new(self, name: str = "x") -> str:
         """Return a URL where nothing is."""
-        return f"{self.protocol}://states/{next(NAMES)}/{name}"
+        return str(new_url(self.protocol, name))
 
     def upload(self, path: Path, **options: str) -> str:
         """Put a store into a place of its own; return its URL."""

@@ -15,8 +15,6 @@ import pytest
 import hsstore
 from hsstore.create import Golden, create_store
 from hsstore.errors import InputError, RefusedError, UnreachableError
-from hsstore.location import RemotePath
-from hsstore.objects.puts import ConflictError
 from hsstore.objects.write import find_uploads
 from hsstore.shard.upload import abort_uploads
 from hsstore.spans import Span
@@ -38,11 +36,13 @@ from hsstore.testing.stores import (
     start_block,
 )
 from hsstore.verify import VerifyOptions, verify_store
-from tests.objects.s3 import NAMES, S3
+from tests.objects.s3 import S3, files_of, new_url
 
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Event
     from pathlib import Path
+
+    from hsstore.location import RemotePath
 
 LENGTHS = [3, 9, 40, 1, 16, 5]
 """Blocks of the samples 0 and 1, 2 (three shards of its own), 3, 4, 5."""
@@ -59,10 +59,6 @@ KINDS = {
     "failures": "PUT .*/failed/c",
     "the bits": "PUT .*/complete/c",
 }
-
-
-def new_url(protocol: str = "s3") -> RemotePath:
-    return RemotePath(f"{protocol}://states/{next(NAMES)}/s.zarr")
 
 
 @pytest.fixture(params=["s3", "gs", "memory"])
@@ -87,10 +83,6 @@ def few(directory: Path) -> Store:
     store = make_store(directory / "few.zarr", FEW)
     fill_store(store)
     return store
-
-
-def objects(url: RemotePath) -> dict[str, bytes]:
-    return {name: (url / name).read_bytes() for name in url.find()}
 
 
 def kinds_of(remote: S3) -> list[str]:  # to Google, what is less than a unit is sent with the end
@@ -123,7 +115,7 @@ def test_a_store_under_a_url_has_the_bytes_that_it_has_on_disk(
     store = extract(url, LENGTHS)
 
     check_finished(hsstore.open(str(url)), whole)
-    found = objects(url)
+    found = files_of(url)
     files = {str(p.relative_to(whole.path)): p for p in whole.path.rglob("*") if p.is_file()}
     assert found.keys() == files.keys()
     differ = [name for name, file in files.items() if found[name] != file.read_bytes()]
@@ -212,28 +204,6 @@ def test_a_store_of_another_plan_is_not_mixed_with_what_a_dead_creation_left() -
 
     with pytest.raises(RefusedError, match=f"remove what is under {url}"):
         make_store(url, [*LENGTHS, 7])
-
-    assert len(make_store(url, LENGTHS)) == len(LENGTHS)
-
-
-def test_what_goes_away_in_the_store_while_it_is_created_is_not_called_an_error_of_the_disk() -> (
-    None
-):
-    url = new_url("memory")
-    make_store(url, LENGTHS)
-    forget_name(url)
-    lengths = url / "length/c.0"
-    assert isinstance(lengths, RemotePath)
-
-    def compare(path: RemotePath) -> bytes:
-        if path == lengths:
-            fsspec.filesystem("memory").rm(str(lengths))
-        return path.get().data
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(RemotePath, "read_bytes", compare)
-        with pytest.raises(ConflictError, match=f"{lengths} is not what it was"):
-            make_store(url, LENGTHS)
 
     assert len(make_store(url, LENGTHS)) == len(LENGTHS)
 

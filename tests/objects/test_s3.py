@@ -21,6 +21,7 @@ from hsstore.codec import UNCOMPRESSED
 from hsstore.create import LayoutOptions
 from hsstore.errors import CorruptStoreError, InputError, NotExtractedError, UnreachableError
 from hsstore.location import locate
+from hsstore.testing.invariants import complete_samples
 from hsstore.testing.stores import commit_block, make_store, payload
 from tests.objects.s3 import S3, SECRET
 
@@ -34,10 +35,6 @@ def command(*arguments: str | Path) -> Result:
     import hsstore.cli  # noqa: F401, PLC0415  # registers the commands
 
     return CliRunner().invoke(app, [*map(str, arguments)])
-
-
-def complete_samples(store: hsstore.Store) -> list[int]:
-    return [int(sample) for sample in np.flatnonzero(store.completion().complete)]
 
 
 def test_every_sample_reads_the_same_as_on_disk(remote: S3, mixed: Path) -> None:
@@ -99,7 +96,7 @@ def test_a_sample_is_two_requests_and_a_long_one_a_request_more_for_each_shard(
 
 def test_the_index_of_a_shard_is_one_request_and_is_kept(s3: S3, mixed: Path) -> None:
     store = hsstore.open(s3.shared(mixed))
-    sample = complete_samples(store)[0]
+    sample = min(complete_samples(store))
     _ = store.states(sample)
     of_shard = [one for one in s3.requests() if "/hidden_states/c." in one["path"]]
     assert [one["range"].startswith("bytes=-") for one in of_shard] == [True, False]
@@ -115,7 +112,7 @@ def test_what_fails_is_tried_again(remote: S3, mixed: Path, what: int | str) -> 
     remote.fail(what, "GET /states", times=8)
     store = hsstore.open(url)
     remote.fail(what, "hidden_states/c", times=6)
-    sample = complete_samples(local)[0]
+    sample = min(complete_samples(local))
 
     states = store.states(sample)
 
@@ -196,7 +193,7 @@ def test_an_operation_names_its_url_while_it_hangs(s3: S3, mixed: Path) -> None:
 
 def test_a_process_that_was_forked_connects_by_itself(remote: S3, mixed: Path) -> None:
     store = hsstore.open(remote.shared(mixed))
-    sample = complete_samples(store)[0]
+    sample = min(complete_samples(store))
     expected = store.states(sample).view("u2").tobytes()
     context = multiprocessing.get_context("fork")
     answers = context.SimpleQueue()

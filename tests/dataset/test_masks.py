@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from extraction.dataset.chat import ChatTemplate
 from extraction.dataset.options import DroppedRecordError
@@ -28,7 +28,10 @@ CHAT: dict[str, Any] = {
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 
-CHARACTERS = st.characters(exclude_categories=["Cs", "Cc"], include_characters="\n\t")
+# SmolLM2's vocabulary lacks bytes of what is behind these, where Unicode has hardly any characters, and drops them.
+CHARACTERS = st.characters(
+    max_codepoint=0x3FFFF, exclude_categories=["Cs", "Cc"], include_characters="\n\t"
+)
 NO_CONTROL_TOKENS = st.text(CHARACTERS, max_size=40).filter(lambda text: "<|" not in text)
 ROUNDS = st.lists(st.tuples(NO_CONTROL_TOKENS, NO_CONTROL_TOKENS), min_size=1, max_size=4)
 
@@ -52,9 +55,7 @@ def test_the_supervised_tokens_decode_to_exactly_the_answers(
 
     text, spans = template.render(Conversation(messages, None, {}), "all")
     ids, mask = encoder.encode(text, spans)
-    # SmolLM2's vocabulary lacks a few bytes, and drops them.
-    assume(encoder.tokenizer.decode(ids) == text)
-
+    assert encoder.tokenizer.decode(ids) == text
     edges = np.flatnonzero(np.diff(np.concatenate([[0], mask, [0]]).astype(int))).reshape(-1, 2)
     # An answer that begins with a line break merges with the header's: "\n" + "\n" is one token,
     # which is not supervised. All else must come back whole.

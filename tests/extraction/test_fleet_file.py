@@ -252,16 +252,17 @@ async def test_a_store_that_somebody_else_makes_meanwhile_is_no_fault_of_a_serve
     store: Path, data: Path
 ) -> None:
     async with serve(store, "a", "b") as (a, b):
-        a.hold, a.held = asyncio.Event(), {SAMPLES}
+        a.hold = b.hold = asyncio.Event()
+        a.held = b.held = {SAMPLES}
         running = asyncio.create_task(run(store, [a, b], data))
-        await wait_until(lambda: a.most_at_once)
+        await wait_until(lambda: a.most_at_once or b.most_at_once)
         make_store(store, [3, 9])
         a.hold.set()
         outcome = await running
 
     assert outcome.code == 3, outcome.message
     assert "is not used" not in outcome.log
-    assert b.most_at_once == 0
+    assert min(a.most_at_once, b.most_at_once) == 0
 
 
 async def test_a_server_whose_spool_cannot_be_written_joins_when_it_can(

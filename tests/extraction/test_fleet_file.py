@@ -224,7 +224,11 @@ async def test_another_server_makes_the_store_where_the_first_one_breaks_its_han
     monkeypatch.setattr(extraction.asking, "PAUSES_SECONDS", (0.0, 0.0))
     async with serve(store, "a", "b") as (a, b):
         a.always = {SAMPLES: Fault.RESET}
-        outcome = await run(store, [a, b], data)
+        b.health_status = 503
+        running = asyncio.create_task(run(store, [a, b], data))
+        await wait_until(lambda: a.most_at_once)
+        b.health_status = 200
+        outcome = await running
 
     assert outcome.code == 0, outcome.message
     assert f"server {a.url} is not used: handshake: no dump in 2 attempts" in outcome.log

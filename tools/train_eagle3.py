@@ -65,7 +65,7 @@ class Size:
 
 
 QUICK = Size(Amount(192, 16, 80), Recipe(90, drafted=2), 4096, 8, 40)
-FULL = Size(Amount(1024, 24, 128), Recipe(600), 8192, 24, 64)
+FULL = Size(Amount(1536, 24, 128), Recipe(1000), 8192, 24, 64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 Levels vary with language and text; differences within a sample do not: a row that belongs to its
 token fits it better than the neighbours', and far better than tokens that stand elsewhere.
-Rows whose own token is the other one as well say nothing, and are left out.
+Rows whose own token is the other one as well say nothing, and are left out. So are those of a loop, as small models
+fall into: a few tokens again and again, of which each state knows all.
 """
 
 from __future__ import annotations
@@ -90,7 +91,24 @@ def contrast_rows(
     count = (~np.isnan(far)).sum(axis=0)
     total = np.nansum(far, axis=0)
     mean = np.where(count > 0, total / np.maximum(count, 1), np.nan)
+    mean[_is_repeated(ids)[own_at]] = np.nan
     return Contrast(rows, own, before, after, mean.astype(np.float32))
+
+
+def _is_repeated(ids: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+    """Tell which tokens stood beside one of their neighbours in the `WINDOW_ROWS` before, too.
+
+    >>> _is_repeated(np.array([5, 1, 2, 3, 1, 2, 4, 1], np.int32)).astype(int).tolist()
+    [0, 0, 0, 0, 1, 1, 0, 0]
+    """
+    repeated = np.zeros(len(ids), np.bool_)
+    pairs = ids[:-1].astype(np.int64) << 32 | ids[1:]
+    order = np.argsort(pairs, kind="stable")
+    again = np.flatnonzero(pairs[order[1:]] == pairs[order[:-1]])
+    here, earlier = order[again + 1], order[again]
+    here = here[here - earlier <= WINDOW_ROWS]
+    repeated[here] = repeated[here + 1] = True
+    return repeated
 
 
 def _gap(

@@ -43,12 +43,18 @@ SEES = {
         "final states shifted, swapped, or of other text",
         "auxiliary slots; states of a model that predicts much the same",
     ),
-    "next token, 64 rows": ("a piece of other text in the final state", "a few rows at a time, or a piece within a loop of few tokens"),
+    "next token, 64 rows": (
+        "a piece of other text in the final state",
+        "a few rows at a time, or a piece within a loop of few tokens",
+    ),
     "own token": (
         "an auxiliary slot shifted, swapped, or of other text",
         "another layer of the same text",
     ),
-    "own token, 64 rows": ("a piece of other text in an auxiliary slot", "a few rows at a time, or a piece within a loop of few tokens"),
+    "own token, 64 rows": (
+        "a piece of other text in an auxiliary slot",
+        "a few rows at a time, or a piece within a loop of few tokens",
+    ),
     "shared beginning": (
         "another layer, checkpoint, quantisation or context; factors such as 0.9",
         "what other kernels' noise hides; faults behind the beginning, or of all samples",

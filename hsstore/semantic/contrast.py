@@ -2,13 +2,13 @@
 
 Levels vary with language and text; differences within a sample do not: a row that belongs to its
 token fits it better than the neighbours', and far better than tokens that stand elsewhere.
-Rows whose own token is the other one as well say nothing, and are left out. So are those of a loop, as small models
-fall into: a few tokens again and again, of which each state knows all.
+Rows whose own token is the other one as well say nothing, and are left out. In a loop, as small models fall into, a few tokens
+come again and again, and each state knows all of them: what stood there before makes nothing surer.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,6 +42,8 @@ class Contrast:
     own, before, after, far : float32 (n,)
         Own fit; and own fit less that of the token before, of the token after, and less the mean of
         those far away.
+    repeated : bool (n,)
+        Whether the own token stood beside one of its neighbours in the `WINDOW_ROWS` before, too.
     """
 
     rows: npt.NDArray[np.int64]
@@ -49,6 +51,7 @@ class Contrast:
     before: npt.NDArray[np.float32]
     after: npt.NDArray[np.float32]
     far: npt.NDArray[np.float32]
+    repeated: npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +94,8 @@ def contrast_rows(
     count = (~np.isnan(far)).sum(axis=0)
     total = np.nansum(far, axis=0)
     mean = np.where(count > 0, total / np.maximum(count, 1), np.nan)
-    mean[_is_repeated(ids)[own_at]] = np.nan
-    return Contrast(rows, own, before, after, mean.astype(np.float32))
+    repeated = _is_repeated(ids)[own_at]
+    return Contrast(rows, own, before, after, mean.astype(np.float32), repeated)
 
 
 def _is_repeated(ids: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
@@ -155,13 +158,14 @@ def _score_at(
 
 def only(contrast: Contrast, known: npt.NDArray[np.bool_]) -> Contrast:
     """Leave out the rows, (n,), whose own token cannot be told."""
-    parts = (contrast.own, contrast.before, contrast.after, contrast.far)
-    return Contrast(contrast.rows, *(np.where(known, part, np.float32(np.nan)) for part in parts))
+    parts = {name: getattr(contrast, name) for name in ("own", "before", "after", "far")}
+    left = {name: np.where(known, part, np.float32(np.nan)) for name, part in parts.items()}
+    return replace(contrast, **left)
 
 
 def join(parts: Sequence[Contrast]) -> Contrast:
     """Put the pieces of one sample together."""
-    names = ("rows", "own", "before", "after", "far")
+    names = ("rows", "own", "before", "after", "far", "repeated")
     return Contrast(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
@@ -186,8 +190,8 @@ def _mean(values: npt.NDArray[np.float32]) -> float:
 def _windows(contrast: Contrast, size: int) -> tuple[float, float, float, int]:
     """Return the median and the least mean of so many rows on end, own fit there, and where it begins.
 
-    To each mean its standard error is added before the least is taken: the fewer rows of a window are known, and the
-    more they differ, the clearer they have to be.
+    To each mean its standard error is added before the least is taken: the fewer rows of a window are known that do not
+    repeat others, and the more they differ, the clearer they have to be.
     """
     known = ~np.isnan(contrast.far)
     size = min(size, len(known))
@@ -199,9 +203,9 @@ def _windows(contrast: Contrast, size: int) -> tuple[float, float, float, int]:
     enough = np.flatnonzero(count >= size * KNOWN_SHARE)
     if not len(enough):
         return np.nan, np.nan, np.nan, 0
-    count = count[enough]
-    mean = total[enough] / count
-    error = np.sqrt(np.maximum(square[enough] / count - np.square(mean), 0) / count)
+    mean = total[enough] / count[enough]
+    new = np.maximum(_moving_sum((known & ~contrast.repeated).astype(np.float64), size)[enough], 1)
+    error = np.sqrt(np.maximum(square[enough] / count[enough] - np.square(mean), 0) / new)
     worst = int((mean + error).argmin())
     first = int(enough[worst])
     own = contrast.own[first : first + size][known[first : first + size]]

@@ -45,7 +45,7 @@ SEES = {
     ),
     "next token, 64 rows": (
         "a piece of other text in the final state",
-        "a few rows at a time, or a piece within a loop of few tokens",
+        "a few rows at a time, and hardly a piece within a loop of few tokens",
     ),
     "own token": (
         "an auxiliary slot shifted, swapped, or of other text",
@@ -53,7 +53,7 @@ SEES = {
     ),
     "own token, 64 rows": (
         "a piece of other text in an auxiliary slot",
-        "a few rows at a time, or a piece within a loop of few tokens",
+        "a few rows at a time, and hardly a piece within a loop of few tokens",
     ),
     "shared beginning": (
         "another layer, checkpoint, quantisation or context; factors such as 0.9",

@@ -64,7 +64,7 @@ class Size:
     """Of each prompt, at most."""
 
 
-QUICK = Size(Amount(192, 16, 80), Recipe(90, drafted=2), 4096, 8, 40)
+QUICK = Size(Amount(240, 16, 80), Recipe(110, drafted=2), 4096, 8, 40)
 FULL = Size(Amount(1536, 24, 128), Recipe(1000), 8192, 24, 64)
 
 

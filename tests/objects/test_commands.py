@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any
 import fsspec
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import hsstore
 import hsstore.cli
 from extraction.staging import is_there
 from hsstore.claim import Claim
-from hsstore.cli.app import app
 from hsstore.consolidate import consolidate
 from hsstore.errors import InputError, RefusedError
 from hsstore.export.place import place_of
@@ -29,19 +27,14 @@ from hsstore.testing.finite import commit_states, finite_states
 from hsstore.testing.invariants import complete_samples, encoded_sample
 from hsstore.testing.stores import make_store
 from hsstore.verify import VerifyOptions, verify_store
+from tests.command import command
 from tests.objects.s3 import NAMES, S3, files_of
 
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Event
     from pathlib import Path
 
-    from typer.testing import Result
-
     from hsstore.objects.puts import UploadId
-
-
-def command(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [*map(str, arguments)])
 
 
 def new_url(server: S3, name: str = "new.zarr") -> RemotePath:

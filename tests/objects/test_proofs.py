@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import hsstore
 import hsstore.cli
-from hsstore.cli.app import app
 from hsstore.errors import UnreachableError
 from hsstore.location import RemotePath
 from hsstore.semantic import check_semantics
 from hsstore.tasks import Where
+from tests.command import command
 from tests.extraction.fake_server import serve_fake
 from tests.extraction.running import run_here
 from tests.extraction.tiny import write_data
@@ -36,10 +35,6 @@ if TYPE_CHECKING:
 
 TEXTS = [text(seed, 160 - seed % 2) for seed in range(16)]
 SWAPPED = 4, 6
-
-
-def command(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [*map(str, arguments)])
 
 
 def report_of(done: Result, code: int = 0) -> dict[str, Any]:

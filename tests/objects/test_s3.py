@@ -12,29 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import hsstore
 from hsstore.activity import operations
-from hsstore.cli.app import app
 from hsstore.codec import UNCOMPRESSED
 from hsstore.create import LayoutOptions
 from hsstore.errors import CorruptStoreError, InputError, NotExtractedError, UnreachableError
 from hsstore.location import locate
 from hsstore.testing.invariants import complete_samples
 from hsstore.testing.stores import commit_block, make_store, payload
+from tests.command import command
 from tests.objects.s3 import S3, SECRET
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from typer.testing import Result
-
-
-def command(*arguments: str | Path) -> Result:
-    import hsstore.cli  # noqa: F401, PLC0415  # registers the commands
-
-    return CliRunner().invoke(app, [*map(str, arguments)])
 
 
 def test_every_sample_reads_the_same_as_on_disk(remote: S3, mixed: Path) -> None:

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING
 import fsspec
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import hsstore
 import hsstore.cli
-from hsstore.cli.app import app
 from hsstore.errors import CorruptStoreError, InputError
 from hsstore.importing.fetched import FetchedFiles
 from hsstore.location import PROTOCOLS, RemotePath, locate, runs_beside
@@ -30,16 +28,11 @@ from hsstore.store import Store
 from hsstore.testing.invariants import check_set_bits_read_back, complete_samples
 from hsstore.testing.stores import commit_block, make_store, start_block
 from hsstore.verify import VerifyOptions, verify_store
+from tests.command import command
 from tests.objects.s3 import NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from typer.testing import Result
-
-
-def command(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, [*map(str, arguments)])
 
 
 def test_urls_and_paths_are_told_apart() -> None:

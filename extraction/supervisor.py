@@ -264,6 +264,9 @@ class _Supervisor:
                 return self._end_stalled(worker)
             time.sleep(SHOW_SECONDS)
         reader.join(timeout=1)
+        status = self._page.read()
+        if status is not None and status.exit_code is not None:
+            self._watchdog.look(status)  # a stall that was reported may have ended since
         return self._conclude(worker.returncode)
 
     def _request_stop(self, _number: int, _frame: FrameType | None) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from typing import TYPE_CHECKING
 
@@ -34,8 +36,11 @@ def test_a_frozen_disk_is_named_and_its_thaw_resumes_with_nothing_redone(
             diagnosis = expect(store, Verdict.OUTPUT_BLOCKED)
             wait_for_log(run, "output-blocked")
             status = run.status()
+            os.kill(run.process.pid, signal.SIGSTOP)  # all the rest is done before it looks again
         finally:
             thaw(disk)
+        run.wait_for(lambda status: status.exit_code is not None, seconds=60)
+        os.kill(run.process.pid, signal.SIGCONT)
         ended = run.wait()
 
     check_blocked(diagnosis, store)

@@ -45,7 +45,7 @@ def test_a_run_that_is_killed_again_and_again_makes_the_store_of_an_undisturbed_
     digest = np.zeros(SAMPLES, np.uint64)
 
     for kill in range(KILLS):
-        _run_and_kill(server, store, data, moments)
+        _run_and_kill(server, store, data, moments, committed=kill == KILLS - 1)
         digest = _check_what_is_committed(store, digest, f"kill {kill}, seed {seed}")
     server.settle()
     outcome = asyncio.run(run_here(store, server.url, server.spool))
@@ -62,12 +62,17 @@ def test_a_run_that_is_killed_again_and_again_makes_the_store_of_an_undisturbed_
     assert list(store.rglob("*.partial")) == []
 
 
-def _run_and_kill(server: Server, store: Path, data: Path, moments: random.Random) -> None:
+def _run_and_kill(
+    server: Server, store: Path, data: Path, moments: random.Random, *, committed: bool
+) -> None:
+    """Kill a run at a random moment; with `committed`, only when some of the store is."""
     enough = server.forwards + moments.randint(0, FORWARDS_A_RUN)
     run = Extraction(store, server, "--data", data, *SMALL_STORE, "--max-in-flight", str(IN_FLIGHT))
     try:
         wait_until(lambda: run.worker() is not None)
         wait_until(lambda: server.forwards >= enough)
+        if committed:
+            wait_until(lambda: bool(Store.open(store).completion().complete.any()))
         time.sleep(moments.uniform(0, 0.1))
         assert run.process.poll() is None, run.log()
     finally:

@@ -201,7 +201,7 @@ def measure(given: argparse.Namespace) -> dict[str, object]:
 def arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--megabytes", type=int, default=2400, help="raw states a store")
+    parser.add_argument("--megabytes", type=int, default=4800, help="raw states a store")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--target", type=Path, default=ROOT / "build/bench")

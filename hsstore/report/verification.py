@@ -105,7 +105,7 @@ class Sampling(Record):
 
 
 class SlotNorms(Record):
-    """How large the rows of a slot are: root mean squares, of one row in 64 of every sample read."""
+    """How large the rows of a slot are: root mean squares, of one row in 128 of every sample read."""
 
     slot: int
     layer: int | None

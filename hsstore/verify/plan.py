@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,17 +15,19 @@ from hsstore.seal import damaged_arrays
 from hsstore.verify.finding import Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import numpy.typing as npt
 
     from hsstore.store import Store
 
-SAMPLE_ARRAYS = ("row_start", "length", "sample_id", "split", "metadata_end")
+    _Look = Callable[[int, npt.NDArray[Any]], None]
+    """Takes the number of the first sample, and a part of an array from there on."""
+
 ROW_ARRAYS = ("input_ids", "loss_mask")
-OTHER_ARRAYS = ("norm_weight", "golden")
 HASHED = ("row_start", "length", *ROW_ARRAYS, "sample_id", "split")
 """In the order of the plan hash."""
+UNHASHED = ("metadata_end", "metadata", "norm_weight", "golden")
 UNREADABLE = (CorruptStoreError, OSError)
 AT_ONCE = 1 << 20
 """Rows, samples or bytes that are read at once: few, whatever the size of the store."""
@@ -66,67 +68,73 @@ def check_lengths(store: Store) -> Iterator[Finding]:
 def check_plan(store: Store) -> Iterator[Finding]:
     """Check that the arrays of the plan are readable, consistent, and those of the plan hash.
 
-    Reads each array once, a part at a time; the ids and `row_start` a second time.
+    Reads each array once, a part at a time; ids that may be equal a second time.
     """
     hasher = PlanHasher()
+    row_starts, ids, splits = _RowStarts(store), _Ids(), _Splits(store)
+    looks: dict[str, _Look] = {
+        "row_start": row_starts.look,
+        "sample_id": ids.look,
+        "split": splits.look,
+    }
     unreadable = [
-        *_check_files(store),
-        *_check_others(store),
-        *(finding for name in HASHED for finding in _hash(store, name, hasher)),
+        *(finding for name in HASHED for finding in _read(store, name, hasher, looks.get(name))),
+        *_read_others(store),
     ]
     if unreadable:
         yield from unreadable
         return
-    yield from _check_row_start(store)
-    yield from check_sample_ids(store)
-    yield from _check_splits(store)
+    yield from row_starts.findings()
+    yield from ids.findings(store)
+    yield from splits.findings()
     if hasher.hexdigest() != store.spec.plan_hash:
         detail = "row_start, length, input_ids, loss_mask, sample_id or split has changed"
         yield Finding(None, BadKind.PLAN, detail)
 
 
-def _check_files(store: Store) -> Iterator[Finding]:
-    for name in (*SAMPLE_ARRAYS, *ROW_ARRAYS, "metadata", *OTHER_ARRAYS):
-        try:
-            missing = store.missing_chunks(name)
-        except UNREADABLE as error:
-            yield Finding(None, BadKind.PLAN, str(error))
-            continue
-        if missing > 0:
-            detail = f"array {name}: {missing} chunk files are missing or empty"
-            yield Finding(None, BadKind.PLAN, detail)
-
-
-def _check_others(store: Store) -> Iterator[Finding]:
-    """Read what is in no hash: its crc32c is all there is."""
+def _read(store: Store, name: str, hasher: PlanHasher, look: _Look | None) -> Iterator[Finding]:
+    """Hash an array of the plan, and look at it; yield the parts of it that cannot be read."""
     try:
-        for window in _windows(len(store)):
-            store.plan_array("metadata_end", window)
-        metadata_bytes = int(store.plan_array("metadata_end", slice(len(store) - 1, None))[0])
-        for name in OTHER_ARRAYS:
-            store.plan_array(name)
-        for window in _windows(metadata_bytes):
-            store.plan_array("metadata", window)
+        yield from _count_files(store, name)
     except UNREADABLE as error:
-        yield Finding(None, BadKind.PLAN, str(error))
-
-
-def _hash(store: Store, name: str, hasher: PlanHasher) -> Iterator[Finding]:
-    """Hash an array of the plan; yield the parts of it that cannot be read."""
-    try:
-        nothing = store.plan_array(name, slice(0, 0))
-    except UNREADABLE:
-        return  # its zarr.json: reported with the files
+        yield _unreadable(error)
+        return
     of_rows = name in ROW_ARRAYS
     size = store.spec.dataset.tokens if of_rows else len(store)
-    hasher.begin(nothing.dtype, (size, *nothing.shape[1:]))
     for window in _windows(store.layout.rows if of_rows else size):
         try:
             values = store.plan_array(name, window)
         except UNREADABLE as error:
             yield from _name_chunks(store, name, window) if of_rows else [_unreadable(error)]
-        else:
-            hasher.update(values[_used_rows(store, window)] if of_rows else values)
+            continue
+        if not window.start:
+            hasher.begin(values.dtype, (size, *values.shape[1:]))
+        hasher.update(values[_used_rows(store, window)] if of_rows else values)
+        if look:
+            look(window.start, values)
+
+
+def _count_files(store: Store, name: str) -> Iterator[Finding]:
+    if (missing := store.missing_chunks(name)) > 0:
+        detail = f"array {name}: {missing} chunk files are missing or empty"
+        yield Finding(None, BadKind.PLAN, detail)
+
+
+def _read_others(store: Store) -> Iterator[Finding]:
+    """Read what is in no hash: its crc32c is all there is."""
+    for name in UNHASHED:
+        try:
+            yield from _count_files(store, name)
+        except UNREADABLE as error:
+            yield _unreadable(error)
+    try:
+        store.plan_array("norm_weight")
+        store.plan_array("golden")
+        ends = [store.plan_array("metadata_end", window)[-1] for window in _windows(len(store))]
+        for window in _windows(int(ends[-1])):
+            store.plan_array("metadata", window)
+    except UNREADABLE as error:
+        yield _unreadable(error)
 
 
 def _unreadable(error: Exception) -> Finding:
@@ -163,43 +171,59 @@ def _samples_in(store: Store, window: slice) -> range:
     return range(first, end)
 
 
-def _check_row_start(store: Store) -> Iterator[Finding]:
-    differ, first = 0, ""
-    sample = 0
-    for window in _windows(len(store)):
-        found, expected = store.plan_array("row_start", window), store.layout.row_start[window]
-        wrong = np.flatnonzero(found != expected).tolist()
-        differ += len(wrong)
-        if wrong and not first:
-            sample = window.start + wrong[0]
-            first = f"row_start is {found[wrong[0]]}, the lengths give {expected[wrong[0]]}"
-    if differ:
-        yield Finding(sample, BadKind.PLAN, f"{first}; {differ} samples differ")
+class _RowStarts:
+    """Compares `row_start` with what follows from the lengths."""
+
+    def __init__(self, store: Store) -> None:
+        self._expected = store.layout.row_start
+        self._differ = 0
+        self._first: tuple[int, int] | None = None
+        """Sample, and what was found there."""
+
+    def look(self, start: int, row_start: npt.NDArray[Any]) -> None:
+        differ = row_start != self._expected[start : start + len(row_start)]
+        self._differ += int(differ.sum())
+        if self._first is None and differ.any():
+            at = int(differ.argmax())
+            self._first = start + at, int(row_start[at])
+
+    def findings(self) -> Iterator[Finding]:
+        if self._first is not None:
+            sample, found = self._first
+            detail = f"row_start is {found}, the lengths give {self._expected[sample]}"
+            yield Finding(sample, BadKind.PLAN, f"{detail}; {self._differ} samples differ")
 
 
-def check_sample_ids(store: Store) -> Iterator[Finding]:
-    """Name every sample whose id is that of an earlier one.
+class _Ids:
+    """Names every sample whose id is that of an earlier one.
 
-    Sorts hashes of 8 bytes, and reads the ids of equal ones again.
+    Keeps and sorts hashes of 8 bytes, and reads the ids of equal ones again.
     """
-    hashes = np.concatenate(
-        [_hash_rows(store.plan_array("sample_id", window)) for window in _windows(len(store))]
-    )
-    order = np.argsort(hashes, kind="stable")
-    same = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
-    del hashes
-    suspects = np.unique(np.concatenate([order[same], order[same + 1]]))
-    earlier, later = order[same], order[same + 1]
-    del order
-    ids = _ids_of(store, suspects)
-    first: dict[int, int] = {}
-    for one, other in zip(earlier.tolist(), later.tolist(), strict=True):
-        at = np.searchsorted(suspects, [one, other])
-        if np.array_equal(*ids[at]):
-            first[other] = first.get(one, one)
-    for sample in sorted(first):
-        detail = f"sample_id is the same as that of sample {first[sample]}"
-        yield Finding(sample, BadKind.PLAN, detail)
+
+    def __init__(self) -> None:
+        self._hashes: list[npt.NDArray[np.uint64]] = []
+
+    def look(self, _: int, ids: npt.NDArray[Any]) -> None:
+        self._hashes.append(_hash_rows(ids))
+
+    def findings(self, store: Store) -> Iterator[Finding]:
+        hashes = np.concatenate(self._hashes)
+        self._hashes.clear()
+        order = np.argsort(hashes, kind="stable")
+        same = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
+        del hashes
+        suspects = np.unique(np.concatenate([order[same], order[same + 1]]))
+        earlier, later = order[same], order[same + 1]
+        del order
+        ids = _ids_of(store, suspects)
+        first: dict[int, int] = {}
+        for one, other in zip(earlier.tolist(), later.tolist(), strict=True):
+            at = np.searchsorted(suspects, [one, other])
+            if np.array_equal(*ids[at]):
+                first[other] = first.get(one, one)
+        for sample in sorted(first):
+            detail = f"sample_id is the same as that of sample {first[sample]}"
+            yield Finding(sample, BadKind.PLAN, detail)
 
 
 def _hash_rows(ids: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
@@ -223,13 +247,22 @@ def _ids_of(store: Store, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.uint
     return np.concatenate(parts) if parts else np.zeros((0, 1), np.uint8)
 
 
-def _check_splits(store: Store) -> Iterator[Finding]:
-    names = store.spec.dataset.split_names
-    for window in _windows(len(store)):
-        split = store.plan_array("split", window)
-        for sample in np.flatnonzero(split >= len(names)).tolist():
-            detail = f"split {split[sample]} has no name"
-            yield Finding(window.start + sample, BadKind.PLAN, detail)
+class _Splits:
+    """Names every sample whose split has no name."""
+
+    def __init__(self, store: Store) -> None:
+        self._names = len(store.spec.dataset.split_names)
+        self._nameless: list[tuple[int, int]] = []
+
+    def look(self, start: int, split: npt.NDArray[Any]) -> None:
+        self._nameless += [
+            (start + sample, int(split[sample]))
+            for sample in np.flatnonzero(split >= self._names).tolist()
+        ]
+
+    def findings(self) -> Iterator[Finding]:
+        for sample, split in self._nameless:
+            yield Finding(sample, BadKind.PLAN, f"split {split} has no name")
 
 
 def _used_rows(store: Store, window: slice) -> npt.NDArray[np.bool_]:

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
     from hsstore.dtype import DTypeName
 
-GLANCE_VALUES = 3
-"""Of every row: where these differ, a row is neither zero nor constant, nor equal to another one."""
+GLANCE_BYTES = 8
+"""Of every row: where these values differ, a row is neither zero nor constant, nor equal to another one."""
 FEW_VALUES = 16
 """Fewer values can be equal by chance."""
-NORM_EVERY_ROWS = 64
+NORM_EVERY_ROWS = 128
 """One row in so many, the first one included, is taken into the norm profile."""
 BINS_AN_OCTAVE = 8
 LEAST_OCTAVE, OCTAVES = -24, 64
@@ -100,7 +100,7 @@ class Values:
 
     def _compare_slots(self, part: npt.NDArray[Any]) -> None:
         """Keep the pairs of slots that are equal in these rows as well; most differ in the first row."""
-        glance = part[0, :, :GLANCE_VALUES].tolist()
+        glance = part[0, :, : GLANCE_BYTES // part.itemsize].tolist()
         self.equal_slots = [
             (one, other)
             for one, other in self.equal_slots
@@ -109,11 +109,7 @@ class Values:
 
     def _find_plain_rows(self, part: npt.NDArray[Any], start: int) -> None:
         """Find rows of zeros, and rows of any other number throughout."""
-        differ = np.zeros(part.shape[:2], part.dtype)
-        for value in range(1, min(GLANCE_VALUES, part.shape[2])):
-            differ |= part[..., 0] ^ part[..., value]
-        sign = part.dtype.type(1 << (8 * part.itemsize - 1))
-        plain = differ & ~sign == 0
+        plain = _may_be_plain(part)
         if not plain.any():
             return
         at = np.nonzero(plain)
@@ -124,8 +120,21 @@ class Values:
         if part.shape[2] >= FEW_VALUES:
             is_number = (largest > 0) & (largest < infinity_bits(self.dtype))
             constant[at] = (rows == rows[:, :1]).all(axis=1) & is_number
-        self.zero.add(start, zero.any(axis=1))
-        self.constant.add(start, constant.any(axis=1))
+        self.zero.add(start, np.asarray(zero.any(axis=1)))
+        self.constant.add(start, np.asarray(constant.any(axis=1)))
+
+
+def _may_be_plain(part: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Mark the rows, bool (rows, slots), whose first values have one magnitude.
+
+    They are compared as one integer: each row lies elsewhere in memory, and is touched once.
+    """
+    if part[0, 0].nbytes < GLANCE_BYTES:
+        return np.ones(part.shape[:2], np.bool_)
+    first = part[..., : GLANCE_BYTES // part.itemsize].view(np.uint64)[..., 0].copy()
+    bits = 8 * part.itemsize
+    magnitude = sum(((1 << bits - 1) - 1) << at for at in range(0, 64 - bits, bits))
+    return np.asarray((first ^ first >> np.uint64(bits)) & np.uint64(magnitude) == 0)
 
 
 def norm_histogram(

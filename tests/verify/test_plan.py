@@ -12,7 +12,7 @@ from hsstore.errors import InputError
 from hsstore.report import BadKind
 from hsstore.store import Store
 from hsstore.verify import verify_store
-from hsstore.verify.plan import ROW_ARRAYS, SAMPLE_ARRAYS
+from hsstore.verify.plan import HASHED
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,10 +84,7 @@ def test_lengths_that_cannot_be_end_the_check_with_the_reason(
     assert report.checked == 0
 
 
-@pytest.mark.parametrize(
-    "name",
-    [*SAMPLE_ARRAYS, *ROW_ARRAYS, "metadata", "norm_weight"],
-)
+@pytest.mark.parametrize("name", [*HASHED, "metadata_end", "metadata", "norm_weight"])
 def test_a_missing_chunk_file_of_the_plan_is_found(damaged: Path, name: str) -> None:
     next((damaged / name).glob("c.*")).unlink()
 

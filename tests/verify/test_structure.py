@@ -207,13 +207,13 @@ def test_norms_are_profiled_by_slot(directory: Path) -> None:
 
     norms = verify_store(store.path).norms
     assert [(slot.slot, slot.layer, slot.rows) for slot in norms] == [
-        (0, 0, 3 + 1),
-        (1, 3, 3 + 1),
-        (2, None, 3 + 1),
+        (0, 0, 2 + 1),
+        (1, 3, 2 + 1),
+        (2, None, 2 + 1),
     ]
     assert norms[0].median == pytest.approx(8, rel=0.06)
     assert norms[1].largest == pytest.approx(0.5, rel=0.06)
-    assert sum(norms[2].histogram) == 4
+    assert sum(norms[2].histogram) == 3
 
 
 def test_a_part_of_the_samples_is_chosen_by_seed(healthy: Path) -> None:

@@ -14,6 +14,7 @@ from extraction.handshake import SPREAD_REQUESTS
 from hsstore.digest import payload_digest
 from hsstore.store import Store
 from hsstore.testing.invariants import check_same_data
+from tests.extraction.gate import gated
 from tests.extraction.processes import SMALL_STORE, Extraction, left_claims, verify, wait_until
 from tests.extraction.running import run_here
 from tests.extraction.tiny import make_lengths, write_data
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 KILLS = 6
 SAMPLES = 240
 FORWARDS_A_RUN = 18
-"""At most so many before a kill: too few for all samples, whatever the speed of the machine."""
+"""At most so many samples before a kill: too few for all, whatever the speed of the machine."""
 IN_FLIGHT = 4
 
 
@@ -67,16 +68,18 @@ def _run_and_kill(
 ) -> None:
     """Kill a run at a random moment; with `committed`, only when some of the store is."""
     enough = server.forwards + moments.randint(0, FORWARDS_A_RUN)
-    run = Extraction(store, server, "--data", data, *SMALL_STORE, "--max-in-flight", str(IN_FLIGHT))
-    try:
-        wait_until(lambda: run.worker() is not None)
-        wait_until(lambda: server.forwards >= enough)
-        if committed:
-            wait_until(lambda: bool(Store.open(store).completion().complete.any()))
-        time.sleep(moments.uniform(0, 0.1))
-        assert run.process.poll() is None, run.log()
-    finally:
-        run.kill()
+    in_flight = ("--max-in-flight", str(IN_FLIGHT))
+    with gated(server, SAMPLES, FORWARDS_A_RUN) as gate:
+        run = Extraction(store, gate, "--data", data, *SMALL_STORE, *in_flight)
+        try:
+            wait_until(lambda: run.worker() is not None)
+            wait_until(lambda: server.forwards >= enough)
+            if committed:
+                wait_until(lambda: bool(Store.open(store).completion().complete.any()))
+            time.sleep(moments.uniform(0, 0.1))
+            assert run.process.poll() is None, run.log()
+        finally:
+            run.kill()
 
 
 def _check_what_is_committed(

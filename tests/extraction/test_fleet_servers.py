@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from hsstore.store import Store
+from tests.extraction.gate import gated
 from tests.extraction.processes import (
     SMALL_STORE,
     Extraction,
@@ -20,6 +21,7 @@ from tests.extraction.processes import (
     left_claims,
     remove_spool,
     verify,
+    wait_until,
 )
 
 if TYPE_CHECKING:
@@ -53,19 +55,24 @@ def test_one_is_killed_one_stands_still_one_comes_late_and_the_store_is_that_of_
     alone = store.with_name("alone.zarr")
     assert extract(alone, server, "--data", data, *SMALL_STORE).code == 0
     names = store.with_name("servers.txt")
-    with starting(tiny_model, 2) as (killed, late):
+    with (
+        starting(tiny_model, 2) as (killed, late),
+        gated(server, SAMPLES, 20) as stands,
+        gated(killed, SAMPLES, 5) as dies,
+    ):
         names.write_text("# one comes late\n")
-        before = killed.forwards
         run = Extraction(
             store,
-            server,
+            stands,
             *("--data", data, *SMALL_STORE, "--max-in-flight", "2", "--request-timeout", "2"),
-            *("--servers-file", names, "--server", f"{killed.url}={killed.spool}"),
+            *("--servers-file", names, "--server", f"{dies.url}={dies.spool}"),
             with_spool=False,
         )
-        killed.wait_for_forwards(before + 12)  # more than the handshake's
+        wait_until(lambda: (stands.answered, dies.answered) == (20, 5))
         killed.kill()
         server.signal(signal.SIGSTOP)
+        for gate in (stands, dies):
+            gate.open()
         try:
             names.write_text(f"{late.url}={late.spool}\n")
             parked = run.wait_for(lambda status: len(status.servers) == 3)
@@ -75,9 +82,9 @@ def test_one_is_killed_one_stands_still_one_comes_late_and_the_store_is_that_of_
 
     assert ended.code == 0, ended.log
     assert "Traceback" not in ended.log
-    assert f"server {killed.url} is parked: " in ended.log
+    assert f"server {dies.url} is parked: " in ended.log
     assert f"server {late.url} is asked for samples" in ended.log
-    assert {one.url for one in parked.servers} == {server.url, killed.url, late.url}
+    assert {one.url for one in parked.servers} == {stands.url, dies.url, late.url}
     assert left_claims(store) == []
     verify(store, SAMPLES)
     one, three = Store.open(alone), Store.open(store)

@@ -13,6 +13,7 @@ import psutil
 
 from hsstore.store import Store
 from tests.extraction.fake_server import serve_fake
+from tests.extraction.gate import gated
 from tests.extraction.processes import (
     SMALL_STORE,
     Extraction,
@@ -38,7 +39,7 @@ async def test_a_server_that_does_not_come_ends_the_run_after_the_wait(
     )
 
     assert outcome.code == 75
-    assert 0.5 <= time.monotonic() - began < 5
+    assert 0.5 <= time.monotonic() - began < 60
     assert "no spool at" in outcome.message
     assert "start the server" in outcome.message
     assert not store.exists()
@@ -96,13 +97,15 @@ def test_an_output_that_takes_no_more_ends_the_run_with_74_and_the_next_one_cont
 ) -> None:
     large = write_data(room / "large.jsonl", [900] * 12)
     options = ("--data", large, "--chunk-rows", "256", "--shard-rows", "2048")
-    run = Extraction(store, server, *options, "--max-in-flight", "1")
-    run.wait_for(lambda status: status.phase != "starting")
-    worker = run.worker()
-    assert worker is not None
-    limit = 600_000  # less than a shard, more than the first sample
-    psutil.Process(worker.pid).rlimit(psutil.RLIMIT_FSIZE, (limit, limit))
-    full = run.wait()
+    with gated(server, 12, 0) as gate:
+        run = Extraction(store, gate, *options, "--max-in-flight", "1")
+        run.wait_for(lambda status: status.phase == "extracting" and status.in_flight > 0)
+        worker = run.worker()
+        assert worker is not None
+        limit = 600_000  # less than a shard, more than the first sample
+        psutil.Process(worker.pid).rlimit(psutil.RLIMIT_FSIZE, (limit, limit))
+        gate.open()
+        full = run.wait()
 
     resumed = asyncio.run(run_here(store, server.url, server.spool))
 
@@ -118,15 +121,17 @@ def test_an_output_that_takes_no_more_ends_the_run_with_74_and_the_next_one_cont
 def test_an_expired_request_is_given_up_only_when_the_heartbeat_stands_still(
     server: Server, store: Path, data: Path
 ) -> None:
-    run = Extraction(store, server, "--data", data, *SMALL_STORE, "--request-timeout", "0.5")
-    server.wait_for_forwards(server.forwards + 20)
-    server.signal(signal.SIGSTOP)
-    try:
-        # Requests that it had answered but not written are asked for again too, for another reason.
-        wait_until(lambda: "no answer and no heartbeat for" in run.log())
-    finally:
-        server.signal(signal.SIGCONT)
-    ended = run.wait()
+    with gated(server, 61, 20) as gate:
+        run = Extraction(store, gate, "--data", data, *SMALL_STORE, "--request-timeout", "0.5")
+        wait_until(lambda: gate.answered == 20)
+        server.signal(signal.SIGSTOP)
+        gate.open()
+        try:
+            # Requests that it had answered but not written are asked for again too, for another reason.
+            wait_until(lambda: "no answer and no heartbeat for" in run.log())
+        finally:
+            server.signal(signal.SIGCONT)
+        ended = run.wait()
 
     assert ended.code == 0, ended.log
     verify(store, 61)

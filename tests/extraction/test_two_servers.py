@@ -10,7 +10,8 @@ import pytest
 
 from hsstore.errors import RefusedError
 from tests.extraction.balancer import balance
-from tests.extraction.processes import SMALL_STORE, Extraction, extract, verify
+from tests.extraction.gate import gated
+from tests.extraction.processes import SMALL_STORE, Extraction, extract, verify, wait_until
 from tests.extraction.running import run_here
 from tests.extraction.test_against import ask
 from tests.extraction.test_refusals import make_pending
@@ -94,11 +95,13 @@ def test_a_server_that_is_killed_and_started_again_costs_only_time(
 ) -> None:
     server = other_server
     server.clear_spool()
-    run = Extraction(store, server, "--data", data, *SMALL_STORE, "--max-in-flight", "8")
-    server.wait_for_forwards(server.forwards + 20)
-    server.kill()
-    server.start().wait()
-    ended = run.wait()
+    with gated(server, 61, 20) as gate:
+        run = Extraction(store, gate, "--data", data, *SMALL_STORE, "--max-in-flight", "8")
+        wait_until(lambda: gate.answered == 20)
+        server.kill()
+        gate.open()
+        server.start().wait()
+        ended = run.wait()
 
     assert ended.code == 0, ended.log
     assert "complete: all 61" in ended.log

@@ -58,6 +58,8 @@ class FakeServer:
         self.requests: list[RequestId] = []
         self.captured: list[RequestId] = []
         """Those whose dumps are whole: one whose client goes away before is not computed."""
+        self.at_once = 0
+        """Requests that are not answered."""
         self.most_at_once = 0
         self.url = ""
         self.spool = spool
@@ -85,7 +87,6 @@ class FakeServer:
         """Time for others to come before a request is computed."""
         self._runner: web.AppRunner | None = None
         self._samples = samples
-        self._at_once = 0
         self._computing = 0
         self._crowd = 0
         self._forwards = 0
@@ -145,14 +146,14 @@ class FakeServer:
         fault = self._next_fault(rid)
         async with self._came:
             self._came.notify_all()
-        self._at_once += 1
-        self.most_at_once = max(self.most_at_once, self._at_once)
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
         try:
             if self.hold is not None and self._is_held(rid.sample):
                 await self.hold.wait()
             return await self._answer(http, rid, np.array(body["input_ids"], np.int32), fault)
         finally:
-            self._at_once -= 1
+            self.at_once -= 1
             self._forwards += 1
             self.spool.beat(forwards=self._forwards, queue_depth=self.queue_depth)
 

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack, asynccontextmanager
+import math
+import time
 from dataclasses import replace
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -17,16 +17,22 @@ import extraction.fleet
 from extraction.addresses import ServerAddress
 from hsstore.store import Store
 from tests.extraction.fake_model import Fault
-from tests.extraction.fake_server import FakeServer, serve_fake
+from tests.extraction.fleets import (
+    SAMPLES,
+    all_have_asked,
+    asked,
+    left_in,
+    run,
+    run_with_file,
+    serve,
+    wait_until,
+    write,
+)
 from tests.extraction.processes import left_claims, verify
-from tests.extraction.running import Outcome, run_here
+from tests.extraction.running import run_here
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
     from pathlib import Path
-
-SAMPLES = 61
-PATIENCE_SECONDS = 60.0
 
 
 @pytest.fixture(autouse=True)
@@ -36,74 +42,6 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extraction.contact, "LOOK_SECONDS", 0.1)
 
 
-@asynccontextmanager
-async def serve(
-    store: Path, *names: str, samples: int = SAMPLES, **changes: Any
-) -> AsyncIterator[list[FakeServer]]:
-    """Serve a store of so many samples, with a spool of each name beside it."""
-    async with AsyncExitStack() as stack:
-        yield [
-            await stack.enter_async_context(serve_fake(store.parent / name, samples, **changes))
-            for name in names
-        ]
-
-
-def at(server: FakeServer) -> ServerAddress:
-    """Return where a server is."""
-    return ServerAddress(url=server.url, spool=server.spool.directory.path)
-
-
-async def run(
-    store: Path, servers: Iterable[FakeServer], data: Path | None, **options: Any
-) -> Outcome:
-    """Run with all these servers."""
-    first, *more = map(at, servers)
-    return await run_here(store, first.url, first.spool, data, more_servers=tuple(more), **options)
-
-
-async def run_with_file(store: Path, file: Path, data: Path, **options: Any) -> Outcome:
-    """Run with the servers that a file names."""
-    return await run_here(
-        store, "", store.parent / "x", data, servers_file=file, max_in_flight=2, **options
-    )
-
-
-def write(file: Path, *servers: FakeServer | ServerAddress) -> Path:
-    """Name servers in a file."""
-    named = (one if isinstance(one, ServerAddress) else at(one) for one in servers)
-    lines = (f"{one.url}={one.spool}  # one\n" for one in named)
-    file.write_text("# who shares the work\n\n" + "".join(lines))
-    return file
-
-
-def absent(store: Path, name: str) -> ServerAddress:
-    """Return where no server is."""
-    return ServerAddress(url="http://127.0.0.1:1", spool=store.parent / name)
-
-
-def give(server: FakeServer, room_bytes: int) -> None:
-    """Leave a spool so much room and no more, whatever its memory has."""
-    (server.spool.directory.path / "limit").write_text(str(room_bytes))
-
-
-def asked(*servers: FakeServer) -> list[int]:
-    """Return all samples that were asked for, sorted."""
-    return sorted(rid.sample for rid in chain(*(server.requests for server in servers)))
-
-
-async def wait_until(condition: Callable[[], object]) -> None:
-    """Poll until something is true."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not condition():  # noqa: ASYNC110  # what is looked at has no event
-            await asyncio.sleep(0.01)
-
-
-def left_in(server: FakeServer) -> set[str]:
-    """Return what lies in a spool beside what is the server's own."""
-    own = {"server.lock", "server.json", "heartbeat", "free", "limit"}
-    return {path.name for path in server.spool.directory.path.iterdir()} - own
-
-
 async def test_three_servers_share_the_work_and_each_sample_is_asked_for_once(
     store: Path, data: Path
 ) -> None:
@@ -111,7 +49,9 @@ async def test_three_servers_share_the_work_and_each_sample_is_asked_for_once(
     async with serve(store, "a", "b", "c") as servers:
         await run(alone, servers[:1], data)
         servers[0].requests.clear()
-        outcome = await run(store, servers, data, max_in_flight=2)
+        running = asyncio.create_task(run(store, servers, data, max_in_flight=2))
+        await all_have_asked(*servers)
+        outcome = await running
         left = [left_in(server) for server in servers]
 
     assert outcome.code == 0, outcome.message
@@ -130,8 +70,12 @@ async def test_three_servers_share_the_work_and_each_sample_is_asked_for_once(
 
 async def test_a_slow_server_gets_less(store: Path, data: Path) -> None:
     async with serve(store, "slow", "quick") as (slow, quick):
-        slow.batching_seconds = 0.2
-        outcome = await run(store, [slow, quick], data, max_in_flight=2)
+        running = asyncio.create_task(run(store, [slow, quick], data, max_in_flight=2))
+        asking = asyncio.create_task(all_have_asked(slow, quick))
+        await slow.wait_for_requests(1)
+        slow.batching_seconds = 1.0  # not for the handshake
+        await asking
+        outcome = await running
 
     assert outcome.code == 0, outcome.message
     assert 0 < 2 * len(slow.requests) < len(quick.requests)
@@ -141,10 +85,11 @@ async def test_what_a_dead_server_had_is_asked_of_another_at_once_and_it_is_park
     store: Path, data: Path
 ) -> None:
     async with serve(store, "a", "b") as (a, b):
-        a.hold = asyncio.Event()
+        a.hold, b.hold = asyncio.Event(), asyncio.Event()
         running = asyncio.create_task(run(store, [a, b], data, max_in_flight=2))
         await a.wait_for_requests(2)
         await a.leave()
+        b.hold.set()
         outcome = await running
 
     assert outcome.code == 0, outcome.message
@@ -161,11 +106,20 @@ async def test_a_server_that_is_healthy_and_breaks_every_request_is_left_alone_f
 ) -> None:
     async with serve(store, "sick", "well") as (sick, well):
         sick.always = dict.fromkeys(range(SAMPLES), Fault.RESET)
-        well.batching_seconds = 0.02
-        outcome = await run(store, [sick, well], data, max_in_flight=2, max_attempts=1)
+        well.hold = asyncio.Event()
+        running = asyncio.create_task(
+            run(store, [sick, well], data, max_in_flight=2, max_attempts=1)
+        )
+        await sick.wait_for_requests(2)
+        began = time.monotonic()
+        await sick.wait_for_requests(3)
+        well.hold.set()
+        outcome = await running
+        seconds = time.monotonic() - began
 
     assert outcome.code == 0, outcome.message
-    assert len(sick.requests) <= 8
+    # Two at a time: after 1 s, after 2 s more, after 4 s more.
+    assert len(sick.requests) <= 2 * (2 + math.log2(1 + seconds))
     assert asked(well) == list(range(SAMPLES))
 
 
@@ -215,14 +169,18 @@ async def test_a_server_that_is_announced_and_does_not_answer_holds_up_nobody(
 
 
 async def test_a_server_of_another_model_is_dropped_by_name_and_the_run_goes_on(
-    store: Path, data: Path
+    store: Path, data: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serve(store, "a") as (a,), serve(store, "b", layers=(1, 3)) as (b,):
         await run(store, [a], data)
         for chunk in (store / "complete").glob("c.*"):
             chunk.unlink()
         a.requests.clear()
-        outcome = await run(store, [b, a], data)
+        a.hold = asyncio.Event()
+        running = asyncio.create_task(run(store, [b, a], data))
+        await wait_until(lambda: f"server {b.url} is not used: " in caplog.text)
+        a.hold.set()
+        outcome = await running
 
     assert outcome.code == 0, outcome.message
     assert b.requests == []
@@ -233,11 +191,19 @@ async def test_a_server_of_another_model_is_dropped_by_name_and_the_run_goes_on(
     assert "layers is (0, 3)" in state.message
 
 
-async def test_a_server_with_other_golden_states_is_dropped(store: Path, data: Path) -> None:
+async def test_a_server_with_other_golden_states_is_dropped(
+    store: Path, data: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with serve(store, "a", "b") as (a, b):
+        await run(store, [a], data)
+        for chunk in (store / "complete").glob("c.*"):
+            chunk.unlink()
         b.offset = 3.0
-        a.batching_seconds = 0.05
-        outcome = await run(store, [a, b], data, max_in_flight=2)
+        a.hold = asyncio.Event()
+        running = asyncio.create_task(run(store, [a, b], data, max_in_flight=2))
+        await wait_until(lambda: f"server {b.url} is not used: " in caplog.text)
+        a.hold.set()
+        outcome = await running
 
     assert outcome.code == 0, outcome.message
     assert f"server {b.url} is not used: the server computes other states" in outcome.log
@@ -258,13 +224,15 @@ async def test_when_all_are_refused_the_run_ends_with_the_last_reason(
 
 
 async def test_a_server_that_comes_back_as_another_model_is_dropped_and_its_samples_go_elsewhere(
-    store: Path, data: Path
+    store: Path, data: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serve(store, "a", "b") as (a, b):
-        b.batching_seconds = 0.05
+        b.hold = asyncio.Event()
         running = asyncio.create_task(run(store, [a, b], data, max_in_flight=2))
         await a.wait_for_requests(5)
         a.become(capture_hash="0" * 64)
+        await wait_until(lambda: f"server {a.url} is not used: " in caplog.text)
+        b.hold.set()
         outcome = await running
 
     assert outcome.code == 0, outcome.message
@@ -272,11 +240,17 @@ async def test_a_server_that_comes_back_as_another_model_is_dropped_and_its_samp
     verify(store, SAMPLES)
 
 
-async def test_the_same_server_under_two_names_is_used_once(store: Path, data: Path) -> None:
+async def test_the_same_server_under_two_names_is_used_once(
+    store: Path, data: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with serve(store, "a", "b") as (a, b):
         b.spool.instance = a.info.instance
         b.spool.announce(replace(b.info, instance=a.info.instance))
-        outcome = await run(store, [a, b], data)
+        a.hold = b.hold = asyncio.Event()
+        running = asyncio.create_task(run(store, [a, b], data))
+        await wait_until(lambda: "this is the same server as" in caplog.text)
+        a.hold.set()
+        outcome = await running
 
     assert outcome.code == 0, outcome.message
     assert "this is the same server as" in outcome.log
@@ -295,14 +269,16 @@ async def test_two_servers_cannot_share_a_spool(store: Path, data: Path) -> None
     assert a.requests == []
 
 
-async def test_a_server_that_is_named_in_the_file_later_joins(store: Path, data: Path) -> None:
+async def test_a_server_that_is_named_in_the_file_later_joins(
+    store: Path, data: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with serve(store, "a", "b") as (a, b):
         a.hold, a.held = asyncio.Event(), set(range(20, SAMPLES))
         file = write(store.parent / "servers.txt", a)
         running = asyncio.create_task(run_with_file(store, file, data))
         await a.wait_for_requests(20)
         file.write_text("no such line\n")  # half written: changes nothing
-        await asyncio.sleep(0.3)
+        await wait_until(lambda: "no such line: not a URL" in caplog.text)
         write(file, a, b)
         await b.wait_for_requests(20)
         a.hold.set()
@@ -315,7 +291,7 @@ async def test_a_server_that_is_named_in_the_file_later_joins(store: Path, data:
 
 
 async def test_a_server_that_is_taken_out_ends_what_it_has_and_its_spool_is_released(
-    store: Path, data: Path
+    store: Path, data: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serve(store, "a", "b") as (a, b):
         a.hold = asyncio.Event()
@@ -325,11 +301,11 @@ async def test_a_server_that_is_taken_out_ends_what_it_has_and_its_spool_is_rele
         await a.wait_for_requests(2)
         await b.wait_for_requests(10)
         write(file, b)
-        await asyncio.sleep(0.5)
+        await wait_until(lambda: f"server {a.url} is asked for nothing more" in caplog.text)
         assert len(a.requests) == 2
         assert (a.spool.directory.path / "client.lock").exists()  # two are under way
         a.hold.set()
-        await asyncio.sleep(0.5)
+        await wait_until(lambda: a.at_once == 0)
         b.hold.set()
         await wait_until(lambda: not left_in(a))
         outcome = await running
@@ -377,12 +353,17 @@ async def test_dumps_of_a_dead_run_are_taken_from_the_spool_of_each_server(
         for server, samples in ((a, range(10)), (b, range(5, 20))):
             tokens = {sample: opened.input_ids(sample) for sample in samples}
             server.leave_dumps(opened.spec.store, tokens)
-        a.batching_seconds = b.batching_seconds = 0.05
-        outcome = await run(store, [a, b], None, max_in_flight=1)
+        b.health_status, a.hold = 503, asyncio.Event()  # one comes later
+        running = asyncio.create_task(run(store, [a, b], None, max_in_flight=1))
+        await a.wait_for_requests(1)
+        b.health_status = 200
+        await b.wait_for_requests(1)
+        a.hold.set()
+        outcome = await running
         left = [left_in(server) for server in (a, b)]
 
     assert outcome.code == 0, outcome.message
-    assert set(asked(a, b)).isdisjoint(range(5))  # of those of the later one it may be too late
+    assert set(asked(a, b)).isdisjoint(range(10))  # of one of the later server's it may be too late
     assert left == [set(), set()]
     verify(store, SAMPLES)
 
@@ -393,9 +374,11 @@ async def test_the_budget_of_one_spool_is_relieved_while_another_has_room(
     """A block that is larger than all spools together gets filled."""
     options = {"shard_rows": 8192, "span_samples": SAMPLES}
     async with serve(store, "a", "b") as servers:
-        outcome = await run(
-            store, servers, data, spool_budget_bytes=200_000, max_in_flight=4, **options
+        running = asyncio.create_task(
+            run(store, servers, data, spool_budget_bytes=200_000, max_in_flight=4, **options)
         )
+        await all_have_asked(*servers)
+        outcome = await running
 
     assert outcome.code == 0, outcome.message
     assert outcome.status.spool_budget_bytes == 400_000

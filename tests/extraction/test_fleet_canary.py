@@ -10,8 +10,8 @@ import numpy as np
 import extraction.fleet
 from hsstore.store import Store
 from hsstore.verify import verify_store
+from tests.extraction.fleets import run, run_with_file, serve, wait_until, write
 from tests.extraction.test_canary import SAMPLES, count_wrong, partial_sum
-from tests.extraction.test_fleet import run, run_with_file, serve, write
 from tests.extraction.tiny import write_data
 
 if TYPE_CHECKING:
@@ -21,13 +21,17 @@ if TYPE_CHECKING:
 
 
 async def test_a_server_with_other_states_under_load_is_dropped_before_it_is_used(
-    store: Path, room: Path
+    store: Path, room: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     few = write_data(room / "two-servers.jsonl", [40] * SAMPLES)
     async with serve(store, "good", "bad", samples=SAMPLES, isolated=False) as (good, bad):
         good.batching_seconds = bad.batching_seconds = 0.02
         bad.batch_fault = partial_sum
-        outcome = await run(store, [good, bad], few, max_in_flight=4)
+        good.hold = asyncio.Event()
+        running = asyncio.create_task(run(store, [good, bad], few, max_in_flight=4))
+        await wait_until(lambda: f"server {bad.url} is not used: " in caplog.text)
+        good.hold.set()
+        outcome = await running
         wrong = count_wrong(store, good)
 
     assert outcome.code == 0, outcome.message
@@ -42,8 +46,8 @@ async def test_what_others_have_committed_stays_when_they_leave_one_that_was_dro
     store: Path, room: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(extraction.fleet, "LOOK_SECONDS", 0.1)
-    many = write_data(room / "one-of-two.jsonl", [40] * 200)
-    async with serve(store, "good", "bad", samples=200, isolated=False) as (good, bad):
+    many = write_data(room / "one-of-two.jsonl", [40] * 600)
+    async with serve(store, "good", "bad", samples=600, isolated=False) as (good, bad):
         good.batching_seconds = bad.batching_seconds = 0.02
         bad.batch_fault = partial_sum
         file = write(store.parent / "servers.txt", good, bad)

@@ -17,9 +17,7 @@ from extraction.addresses import ServerAddress
 from hsstore.store import Store
 from hsstore.testing.stores import make_store
 from tests.extraction.fake_model import Fault
-from tests.extraction.processes import verify
-from tests.extraction.running import run_here
-from tests.extraction.test_fleet import (
+from tests.extraction.fleets import (
     SAMPLES,
     absent,
     asked,
@@ -32,6 +30,8 @@ from tests.extraction.test_fleet import (
     wait_until,
     write,
 )
+from tests.extraction.processes import verify
+from tests.extraction.running import run_here
 from tests.relay.given import TOKEN, Line, relay
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_server_that_is_named_in_another_way_goes_on_under_its_new_name(
-    store: Path, data: Path
+    store: Path, data: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serve(store, "a") as (a,):
         a.hold, a.held = asyncio.Event(), set(range(20, SAMPLES))
@@ -55,7 +55,7 @@ async def test_a_server_that_is_named_in_another_way_goes_on_under_its_new_name(
         await a.wait_for_requests(20)
         url = a.url.replace("127.0.0.1", "localhost")
         write(file, at(a).model_copy(update={"url": url}))
-        await asyncio.sleep(0.5)
+        await wait_until(lambda: f"server {a.url} is asked for nothing more" in caplog.text)
         a.hold.set()
         outcome = await running
 
@@ -115,15 +115,17 @@ async def test_what_a_relay_that_is_away_for_good_was_asked_for_is_asked_of_anot
 
 
 async def test_the_file_may_change_in_any_way_before_the_first_server_is_there(
-    store: Path, data: Path
+    store: Path, data: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serve(store, "a") as (a,):
         file = write(store.parent / "servers.txt", absent(store, "x"))
         running = asyncio.create_task(run_with_file(store, file, data))
-        for text in ("no such line\n", "", "# nobody\n"):
-            await asyncio.sleep(0.3)
+        await wait_until(lambda: "waiting up to" in caplog.text)
+        file.write_text("no such line\n")
+        await wait_until(lambda: "no such line: not a URL" in caplog.text)
+        for text in ("", "# nobody\n"):
             file.write_text(text)
-        await asyncio.sleep(0.3)
+            await asyncio.sleep(0.3)
         assert not running.done()
         write(file, a)
         outcome = await running
@@ -270,14 +272,14 @@ async def test_a_store_that_somebody_else_makes_meanwhile_is_no_fault_of_a_serve
 
 
 async def test_a_server_whose_spool_cannot_be_written_joins_when_it_can(
-    store: Path, data: Path
+    store: Path, data: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serve(store, "a", "b") as (a, b):
         in_the_way = b.spool.directory.path / "client.json"
         in_the_way.mkdir()
         a.hold, a.held = asyncio.Event(), set(range(20, SAMPLES))
         running = asyncio.create_task(run(store, [a, b], data, max_in_flight=2))
-        await a.wait_for_requests(20)
+        await wait_until(lambda: f"server {b.url} is still waited for: " in caplog.text)
         in_the_way.rmdir()
         await b.wait_for_requests(5)
         a.hold.set()

@@ -17,8 +17,16 @@ from extraction.spool.directory import SpoolDirectory
 from hsstore.store import Store
 from tests.extraction.fake_model import Fault, fake_info
 from tests.extraction.fake_server import serve_fake
+from tests.extraction.fleets import (
+    SAMPLES,
+    all_have_asked,
+    asked,
+    give,
+    run,
+    serve,
+    wait_until,
+)
 from tests.extraction.processes import verify
-from tests.extraction.test_fleet import SAMPLES, asked, give, run, serve, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,8 +38,11 @@ async def test_servers_that_open_side_by_side_are_not_promised_the_same_memory(
     async with serve(store, "a", "b") as servers:
         for server in servers:
             give(server, 300_000)
-            server.batching_seconds = 0.02
-        outcome = await run(store, servers, data, spool_budget_bytes=200_000, max_in_flight=4)
+        running = asyncio.create_task(
+            run(store, servers, data, spool_budget_bytes=200_000, max_in_flight=4)
+        )
+        await all_have_asked(*servers)
+        outcome = await running
 
     assert outcome.code == 0, outcome.message
     assert outcome.status.spool_budget_bytes <= 300_000

@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-SAMPLES, ROWS = 60, 40
+SAMPLES, ROWS = 240, 40
+"""So many that a run on a slow server lasts for minutes: until it has been looked at."""
+ANSWERED, FEW = 8, ("--max-in-flight", "4")
+ASKED = ANSWERED + 4
+"""When a server that holds what comes later has been asked for so much, nothing moves any more."""
 
 
 @pytest.fixture
@@ -30,6 +34,12 @@ def fake(place: Path) -> Iterator[Fake]:
     with serving(place / "spool", SAMPLES) as server:
         server.slowly(0.3)
         yield server
+
+
+def hold_later_ones(fake: Fake) -> None:
+    """Let the server answer for the first samples only, until it is released."""
+    fake.server.held = set(range(ANSWERED, SAMPLES))
+    fake.hold()
 
 
 @pytest.fixture

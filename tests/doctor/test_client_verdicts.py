@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hsstore.verdict import Verdict
-from tests.doctor.conftest import SAMPLES
-from tests.doctor.test_server_verdicts import FEW, said
+from tests.doctor.conftest import ASKED, FEW, SAMPLES, hold_later_ones
+from tests.doctor.test_server_verdicts import said
 from tests.faults import lab
 from tests.faults.asking import expect
 from tests.watchdog.runs import extracting
@@ -36,8 +36,9 @@ def test_a_store_that_is_full_of_samples_is_finished(place: Path, fake: Fake, da
 
 def test_a_run_that_was_killed_is_dead(place: Path, fake: Fake, data: Path) -> None:
     store = place / "s.zarr"
+    hold_later_ones(fake)
     with extracting(store, fake, "--data", data, *FEW) as run:
-        fake.wait_for_requests(8)
+        fake.wait_for_requests(ASKED)
         worker = run.wait_phase("extracting").worker_pid
         os.killpg(worker, signal.SIGKILL)
         run.process.kill()
@@ -52,8 +53,9 @@ def test_a_run_that_was_killed_is_dead(place: Path, fake: Fake, data: Path) -> N
 
 def test_a_worker_that_is_stopped_is_stuck(place: Path, fake: Fake, data: Path) -> None:
     store = place / "s.zarr"
+    hold_later_ones(fake)
     with extracting(store, fake, "--data", data, *FEW) as run:
-        fake.wait_for_requests(8)
+        fake.wait_for_requests(ASKED)
         worker = run.wait_phase("extracting").worker_pid
         os.kill(worker, signal.SIGSTOP)
         found = expect(store, Verdict.CLIENT_STUCK)
@@ -67,8 +69,9 @@ def test_a_server_of_another_model_does_not_belong_to_the_store(
     place: Path, fake: Fake, data: Path
 ) -> None:
     store = place / "s.zarr"
+    hold_later_ones(fake)
     with extracting(store, fake, "--data", data, *FEW) as run:
-        fake.wait_for_requests(8)
+        fake.wait_for_requests(ASKED)
         run.process.send_signal(signal.SIGTERM)
         first = run.wait()
     fake.server.spool.announce(replace(fake.server.info, capture_hash="0" * 64))
@@ -86,9 +89,11 @@ def test_a_disk_without_room_is_full(place: Path, fake: Fake, data: Path) -> Non
     try:
         with lab.ext4(place) as disk:
             store = disk / "s.zarr"
+            hold_later_ones(fake)
             with extracting(store, fake, "--data", data, *FEW) as run:
-                fake.wait_for_requests(8)
+                fake.wait_for_requests(ASKED)
                 lab.use_up_bytes(disk)
+                fake.release()
                 code = run.wait()
                 found = expect(store, Verdict.OUTPUT_FULL)
     except lab.LabError as error:

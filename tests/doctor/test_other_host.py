@@ -15,11 +15,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import jsonschema
+import psutil
 import pytest
 
 from hsstore.report import Diagnosis
 from hsstore.verdict import Verdict
-from tests.doctor.test_server_verdicts import FEW, said
+from tests.doctor.conftest import ASKED, FEW, hold_later_ones
+from tests.doctor.test_server_verdicts import said
 from tests.extraction.processes import wait_until
 from tests.faults.asking import SCHEMA
 from tests.watchdog.runs import ENVIRONMENT, extracting
@@ -106,19 +108,21 @@ def test_what_its_own_watchdog_says_is_the_verdict_until_it_is_silent(
     tmp_path: Path, fake: Fake, data: Path
 ) -> None:
     store = tmp_path / "s.zarr"
+    hold_later_ones(fake)
     with extracting(store, fake, "--data", data, *FEW, "--stall-after", "3") as run:
-        fake.wait_for_requests(8)
+        fake.wait_for_requests(ASKED)
         worker = run.wait_phase("extracting").worker_pid
         os.kill(worker, signal.SIGSTOP)
         run.wait_said("stalled: ")
         copied(store, "stall")
         stalled = ask(store)
+        writers = psutil.Process(run.process.pid).children(recursive=True)
         os.killpg(worker, signal.SIGKILL)
         run.process.kill()
         run.process.wait()
+        # Who writes the copies waits a moment for last words, and writes once more.
+        assert not psutil.wait_procs(writers, timeout=120)[1]
         copy = copied(store)
-        wait_until(lambda: not list(copy.parent.glob(".*")), 30)
-        time.sleep(6)  # who writes the copies waits a moment for last words, and writes once more
         os.utime(copy, (time.time() - 3600,) * 2)
         lost = ask(store)
 
@@ -135,8 +139,9 @@ def test_a_run_that_has_ended_there_is_told_with_its_last_word(
     tmp_path: Path, fake: Fake, data: Path
 ) -> None:
     store = tmp_path / "s.zarr"
+    hold_later_ones(fake)
     with extracting(store, fake, "--data", data, *FEW) as run:
-        fake.wait_for_requests(8)
+        fake.wait_for_requests(ASKED)
         run.process.send_signal(signal.SIGTERM)
         assert run.wait() == 75
     found, status = ask(store), ask_status(store)

@@ -11,7 +11,7 @@ from extraction.diagnosis.find import find_pages
 from extraction.spool import SpoolServer
 from extraction.status import stacks_path
 from hsstore.verdict import Verdict
-from tests.doctor.conftest import SAMPLES
+from tests.doctor.conftest import ASKED, FEW, SAMPLES, hold_later_ones
 from tests.extraction.fake_model import Fault
 from tests.extraction.mounts import small_tmpfs
 from tests.extraction.processes import Nowhere
@@ -22,7 +22,6 @@ from tests.watchdog.runs import ENVIRONMENT, extracting
 if TYPE_CHECKING:
     from pathlib import Path
 
-FEW = ("--max-in-flight", "4")
 DEAF = """
 import os
 from extraction.spool_watch import SpoolWatch
@@ -74,8 +73,9 @@ def test_a_server_that_is_gone_is_down(place: Path, data: Path) -> None:
     store = place / "s.zarr"
     with serving(place / "spool", SAMPLES) as fake:
         fake.slowly(0.3)
+        hold_later_ones(fake)
         with extracting(store, fake, "--data", data, *FEW):
-            fake.wait_for_requests(8)
+            fake.wait_for_requests(ASKED)
             fake.run(fake.server.leave())
             fake.server.spool.close()
             found = expect(store, Verdict.SERVER_DOWN)
@@ -87,9 +87,9 @@ def test_a_server_that_is_gone_is_down(place: Path, data: Path) -> None:
 
 def test_a_server_that_answers_nothing_hangs(place: Path, fake: Fake, data: Path) -> None:
     store = place / "s.zarr"
+    hold_later_ones(fake)
     with extracting(store, fake, "--data", data, *FEW):
-        fake.wait_for_requests(8)
-        fake.hold()
+        fake.wait_for_requests(ASKED)
         found = expect(store, Verdict.SERVER_HUNG)
         fake.release()
 
@@ -118,9 +118,11 @@ def test_finished_dumps_that_the_client_does_not_take_are_unread(
     store, flag = place / "s.zarr", place / "deaf"
     (place / "sitecustomize.py").write_text(DEAF.format(flag=str(flag)))
     environment = ENVIRONMENT | {"PYTHONPATH": str(place)}
+    hold_later_ones(fake)
     with extracting(store, fake, "--data", data, *FEW, env=environment):
-        fake.wait_for_requests(12)
+        fake.wait_for_requests(ASKED)
         flag.touch()
+        fake.release()
         found = expect(store, Verdict.DUMP_UNREAD)
 
     assert "finished dumps lie in the spool unread" in found.summary
@@ -137,11 +139,13 @@ def test_a_spool_that_somebody_else_has_filled_is_full(place: Path, data: Path) 
         serving(memory / "spool", SAMPLES) as fake,
     ):
         fake.slowly(0.3)
+        hold_later_ones(fake)
         with extracting(store, fake, "--data", data, *FEW, log=place / "log"):
-            fake.wait_for_requests(8)
+            fake.wait_for_requests(ASKED)
             status = os.statvfs(memory)
             with (memory / "somebody else's").open("wb") as file:
                 os.posix_fallocate(file.fileno(), 0, status.f_bavail * status.f_frsize)
+            fake.release()
             found = expect(store, Verdict.SPOOL_FULL)
 
     assert str(memory / "spool") in found.summary

@@ -11,6 +11,7 @@ from extraction.salvage import salvage
 from hsstore.activity import ticks
 from hsstore.arrays import Arrays
 from hsstore.testing.stores import make_store
+from tests.doctor.conftest import SAMPLES
 from tests.extraction.fake_server import serve_fake
 from tests.extraction.running import run_here
 
@@ -51,7 +52,7 @@ async def test_the_run_goes_on_saying_how_it_is_while_dumps_of_a_dead_run_are_re
         return salvage(*arguments)
 
     monkeypatch.setattr(extraction.lane, "salvage", slowly)
-    async with serve_fake(place / "spool", 60) as server:
+    async with serve_fake(place / "spool", SAMPLES) as server:
         outcome = await run_here(place / "s.zarr", server.url, place / "spool", data)
 
     assert outcome.code == 0, outcome.message

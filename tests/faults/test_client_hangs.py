@@ -80,7 +80,7 @@ def working(program: str, store: Path, server: Fake, data: Path) -> Iterator[Cli
     """Run a program as the worker of a run."""
     options = ExtractOptions(
         store=store, server=server.url, spool=server.spool, data=DataOptions(files=(data,)),
-        chunk_rows=16, shard_rows=512, span_samples=25,
+        chunk_rows=16, shard_rows=512, span_samples=25, max_in_flight=8,
     )  # fmt: skip
     pages = RunPages.create(run_directory(), str(store))
     arguments = [str(pages.status.path), str(os.getpid())]
@@ -138,6 +138,7 @@ def test_a_stopped_client_is_named_and_goes_on_when_it_is_let(
     room: Path, server: Fake, data: Path
 ) -> None:
     program = "import extraction.worker; extraction.worker.main()"
+    server.hold()
     with working(program, room / "s.zarr", server, data) as client:
         client.wait_until_extracting()
         client.process.send_signal(signal.SIGSTOP)
@@ -145,6 +146,8 @@ def test_a_stopped_client_is_named_and_goes_on_when_it_is_let(
             diagnosis = expect(room / "s.zarr", Verdict.CLIENT_STUCK)
         finally:
             client.process.send_signal(signal.SIGCONT)
+        server.slowly(0)
+        server.release()
         code = client.process.wait(120)
         status = client.status()
 
@@ -158,9 +161,9 @@ def test_a_server_that_accepts_and_never_answers_is_named(
     room: Path, server: Fake, data: Path
 ) -> None:
     program = "import extraction.worker; extraction.worker.main()"
+    server.hold()
     with working(program, room / "s.zarr", server, data) as client:
         client.wait_until_extracting()
-        server.hold()
         diagnosis = expect(room / "s.zarr", Verdict.SERVER_HUNG)
         server.release()
 
@@ -172,6 +175,7 @@ def test_a_dead_client_is_named_with_what_the_next_run_finds(
     room: Path, server: Fake, data: Path
 ) -> None:
     program = "import extraction.worker; extraction.worker.main()"
+    server.hold()
     with working(program, room / "s.zarr", server, data) as client:
         client.wait_until_extracting()
         client.process.kill()

@@ -46,7 +46,7 @@ def test_a_slow_disk_is_no_stall(fuse: Fuse, server: Fake, room: Path, data: Pat
     store = fuse.mount / "s.zarr"
     with running(store, server, room, "--data", data) as run, fuse.set("slow", "0.05"):
         committed = run.wait_for(lambda _: True).complete_now
-        server.slowly(1)
+        server.slowly(2)
         server.release()
         run.wait_for(lambda status: status.complete_now > committed, seconds=150)
         diagnosis = expect(store, Verdict.HEALTHY)

@@ -129,8 +129,7 @@ def ask_status(store: Path, environment: dict[str, str] = ENVIRONMENT) -> dict[s
 
 
 def freeze_in_mid_write(fake: Fake, disk: Path) -> None:
-    """Let some dumps through, and freeze the disk while they are written."""
-    fake.hold()
+    """Freeze the disk while requests wait at a server that holds since before the run; let them go."""
     fake.wait_for_requests(20)
     freeze(disk)
     fake.release()

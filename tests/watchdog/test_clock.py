@@ -72,7 +72,7 @@ def test_a_clock_that_jumps_makes_no_stall_no_death_and_no_odd_age(
     store, environment = place / "s.zarr", ENVIRONMENT | clock.environment
     fake.server.held = set(range(SAMPLES // 2, SAMPLES))
     fake.hold()
-    limits = ("--stall-after", "5", "--max-in-flight", "4", "--data", data)
+    limits = ("--stall-after", "8", "--max-in-flight", "4", "--data", data)
     with extracting(store, fake, *limits, env=environment) as run:
         with beating(fake):
             wait_until(lambda: _committed(run) > 0)
@@ -80,7 +80,7 @@ def test_a_clock_that_jumps_makes_no_stall_no_death_and_no_odd_age(
             wait_until(lambda: _is_off(run, jump))
             healthy = expect(store, Verdict.HEALTHY, env=environment)
             going = ask_status(store, environment)
-        first = run.log()
+            first = run.log()
         run.wait_said("stalled: no progress for")
         hung = expect(store, Verdict.SERVER_HUNG, env=environment)
         standing = ask_status(store, environment)

@@ -94,8 +94,8 @@ def test_a_worker_that_dies_before_it_says_a_word_is_a_bug(
 def test_a_closed_terminal_stops_the_run_as_a_request_does(
     place: Path, fake: Fake, data: Path
 ) -> None:
+    fake.hold()
     with extracting(place / "s.zarr", fake, "--data", data) as run:
-        fake.hold()
         fake.wait_for_requests(10)
         run.process.send_signal(signal.SIGHUP)
         code = run.wait()

@@ -298,11 +298,15 @@ def test_words_reach_standard_error_though_a_scheduler_signals_every_process(
     tmp_path: Path,
 ) -> None:
     program = (
-        "import os, signal, time; from extraction.watchdog.pipes import open_relay;"
-        "relay = open_relay(); relay.write('first\\n'); time.sleep(1);"
+        "import os, signal; from extraction.watchdog.pipes import open_relay;"
+        "relay = open_relay(); relay.write('first\\n'); input();"
         "os.kill(relay._process.pid, signal.SIGTERM); relay.write('last\\n'); relay.end();"
         "assert relay.wait(30)"
     )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        first = process.stderr.readline()  # it is there, and writes
+        _, last = process.communicate(b"\n")
 
-    assert result.stderr == b"first\nlast\n"
+    assert (first, last, process.returncode) == (b"first\n", b"last\n", 0)

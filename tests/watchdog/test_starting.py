@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from tests.extraction.processes import verify
+from tests.extraction.processes import verify, wait_until
 from tests.faults.lab import thaw
 from tests.watchdog.conftest import SAMPLES
 from tests.watchdog.runs import extracting, freeze_in_mid_write, kill_worker
@@ -79,11 +79,13 @@ def test_a_killed_worker_is_started_again_as_often_as_allowed(
     place: Path, fake: Fake, data: Path
 ) -> None:
     store = place / "store.zarr"
+    fake.hold()
     with extracting(store, fake, "--data", data, "--restart", "1") as run:
-        fake.hold()
         fake.wait_for_requests(10)
+        first = run.wait_phase("extracting").worker_pid
         kill_worker(run.status())
         run.wait_said("starting again (1 of 1)")
+        wait_until(lambda: (now := run.status()) is not None and now.worker_pid not in {0, first})
         run.wait_phase("extracting")
         kill_worker(run.status())
         code = run.wait()
@@ -97,6 +99,7 @@ def test_a_restart_waits_until_the_old_worker_is_gone_and_then_completes_the_sto
 ) -> None:
     store = disk / "store.zarr"
     arguments = ("--data", data, "--stall-after", "2", "--stall-abort", "4", "--restart", "1")
+    fake.hold()
     with extracting(store, fake, *arguments) as run:
         freeze_in_mid_write(fake, disk)
         said = run.wait_said("waiting for the killed worker")
@@ -117,6 +120,7 @@ def test_a_restart_whose_interpreter_lies_on_a_disk_that_hangs_is_said_and_ended
     interpreter.chmod(0o755)
     program = OTHER_INTERPRETER.format(interpreter=str(interpreter))
     arguments = ("--data", data, "--stall-after", "2", "--stall-abort", "5", "--restart", "1")
+    fake.hold()
     with extracting(store, fake, *arguments, program=("-c", program)) as run:
         freeze_in_mid_write(fake, disk)
         run.wait_said("waiting for the killed worker")

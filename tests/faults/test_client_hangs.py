@@ -34,6 +34,7 @@ from importlib import import_module
 import extraction.worker
 
 def hang(*args, **kwargs):
+    open({flag!r}, "w").close()
     lock = {how}
 
 owner = getattr(import_module({module!r}), {owner!r})
@@ -124,10 +125,11 @@ def test_a_deadlock_and_an_endless_loop_are_told_apart_by_stack_and_processor(
     room: Path, server: Fake, data: Path, how: str, text: str, place: str
 ) -> None:
     module, owner, name = PLACES[place]
-    program = PROGRAM.format(how=how, module=module, owner=owner, name=name)
+    flag = room / "it hangs"
+    program = PROGRAM.format(how=how, module=module, owner=owner, name=name, flag=str(flag))
 
-    with working(program, room / "s.zarr", server, data) as client:
-        wait_until(lambda: client.status() is not None, 120)
+    with working(program, room / "s.zarr", server, data):
+        wait_until(flag.exists, 120)
         diagnosis = expect(room / "s.zarr", Verdict.CLIENT_STUCK)
 
     assert text in diagnosis.summary, diagnosis

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -17,6 +14,7 @@ from hsstore.store import Store
 from hsstore.tasks import Where
 from hsstore.testing.stores import make_model
 from tests.consolidate.parts import Named, check_holds, look, make_part
+from tests.extraction.processes import wait_until
 from tests.verify.cluster import PATIENCE_SECONDS, dask_cluster
 
 if TYPE_CHECKING:
@@ -24,6 +22,21 @@ if TYPE_CHECKING:
 
 MODEL = make_model(hidden=1024)
 SAMPLES = [Named(f"s{number}", length=100) for number in range(40)]
+STANDS_STILL = """
+import os, signal
+from hsstore.shard.writer import ShardWriter
+
+append, calls = ShardWriter.append, []
+
+def stand_still(self, *args, **kwargs):
+    calls.append(None)
+    if len(calls) == 3:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return append(self, *args, **kwargs)
+
+ShardWriter.append = stand_still
+"""
+"""A worker that stops while it writes a shard."""
 LAYOUT = LayoutOptions(chunk_rows=32, shard_rows=128, span_samples=10)
 
 
@@ -41,18 +54,18 @@ def test_a_worker_that_is_killed_in_mid_run_changes_nothing(directory: Path) -> 
     make_part(b, SAMPLES[20:], model=MODEL, options=LAYOUT)
     before = [look(path) for path in (a, b)]
     out = directory / "out.zarr"
-    with dask_cluster(workers=2) as cluster, ThreadPoolExecutor(1) as pool:
+    (directory / "preload.py").write_text(STANDS_STILL)
+    with dask_cluster(workers=1) as cluster, ThreadPoolExecutor(1) as pool:
+        cluster.start_worker("doomed", "--preload", directory / "preload.py")
+        cluster.wait_for(2)
         options = Options(codec="max", shard_rows=128, where=Where(scheduler=cluster.address))
         run = pool.submit(consolidate, [a, b], out, options)
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not done(out) and time.monotonic() < deadline and not run.done():
-            time.sleep(0.005)
-        # It stands still with tasks in its hands, so the run cannot end before it is dead.
-        os.killpg(cluster._processes["worker-0"].pid, signal.SIGSTOP)
-        time.sleep(0.5)
-        assert 0 < done(out) < len(SAMPLES)
+        # It stands still with a task in its hands, so the run cannot end before it is dead.
+        wait_until(lambda: cluster.is_stopped("doomed") or run.done(), PATIENCE_SECONDS)
+        wait_until(lambda: done(out) > 0 or run.done(), PATIENCE_SECONDS)
+        assert done(out) < len(SAMPLES)
         assert not run.done()
-        cluster.kill("worker-0")
+        cluster.kill("doomed")
         report = run.result(timeout=PATIENCE_SECONDS)
 
     assert (report.ok, report.complete) == (True, 40)

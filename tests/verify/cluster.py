@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 from distributed import Client
 
 if TYPE_CHECKING:
@@ -39,15 +40,24 @@ class Cluster:
         for number in range(workers):
             self.start_worker(f"worker-{number}")
         if workers:
-            with Client(self.address, set_as_default=False) as client:  # type: ignore[no-untyped-call]
-                client.wait_for_workers(workers, timeout=PATIENCE_SECONDS)
+            self.wait_for(workers)
 
-    def start_worker(self, name: str) -> None:
+    def start_worker(self, name: str, *more: str | Path) -> None:
         """Start one more."""
         local = self._directory / name
         local.mkdir(exist_ok=True)
         options = ("--name", name, "--nthreads", "1", "--no-dashboard", "--local-directory", local)
-        self._run("worker", self.address, *options, name=name)
+        self._run("worker", self.address, *options, *more, name=name)
+
+    def wait_for(self, workers: int) -> None:
+        """Wait until there are so many."""
+        with Client(self.address, set_as_default=False) as client:  # type: ignore[no-untyped-call]
+            client.wait_for_workers(workers, timeout=PATIENCE_SECONDS)
+
+    def is_stopped(self, name: str) -> bool:
+        """Tell whether a process of a worker stands still."""
+        family = psutil.Process(self._processes[name].pid).children(recursive=True)
+        return any(process.status() == psutil.STATUS_STOPPED for process in family)
 
     def kill(self, name: str) -> None:
         """Kill a worker with all its processes, as a machine that is switched off does."""

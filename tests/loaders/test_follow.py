@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from threading import Thread
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from hsstore.store import Store
 
 LENGTHS = [5, 4, 7, 3, 6, 6, 2, 8, 5, 4, 9, 3, 4, 4, 5, 6]
-PATIENCE = 2.0
+PATIENCE = 60.0
+SHORT_PATIENCE = 2.0
 
 
 @pytest.fixture
@@ -34,14 +35,24 @@ def pending(tmp_path: Path) -> Store:
 
 
 def follower(store: Store, **options: Any) -> Eagle3Stream:
-    return Eagle3Stream(store.path, batch_size=2, follow=True, patience_seconds=PATIENCE, **options)
+    given = {"batch_size": 2, "follow": True, "patience_seconds": PATIENCE} | options
+    return Eagle3Stream(store.path, **given)
 
 
-def extract(store: Store, failed: int | None = None, *, blocks: int | None = None) -> None:
-    """Write block after block, claims held, as a run does."""
+def extract(
+    store: Store,
+    failed: int | None = None,
+    *,
+    blocks: int | None = None,
+    ends: Event | None = None,
+) -> None:
+    """Write block after block, claims held, as a run does; the last one when it may end."""
+    blocks = store.layout.blocks if blocks is None else blocks
     with Claims(store, "run") as claims:
         claims.take(range(store.layout.spans))
-        for block in range(store.layout.blocks if blocks is None else blocks):
+        for block in range(blocks):
+            if ends is not None and block == blocks - 1:
+                ends.wait(60)
             samples = store.layout.block(block).samples
             reasons = {s: FailureReason.BAD_DATA for s in samples if s == failed}
             commit_block(store, block, [s for s in samples if s != failed], reasons)
@@ -49,29 +60,40 @@ def extract(store: Store, failed: int | None = None, *, blocks: int | None = Non
 
 
 @pytest.fixture
-def running(pending: Store) -> Iterator[Thread]:
-    thread = Thread(target=extract, args=(pending, 5))
+def ends() -> Event:
+    """Tell the run that it may end."""
+    return Event()
+
+
+@pytest.fixture
+def running(pending: Store, ends: Event) -> Iterator[Thread]:
+    thread = Thread(target=extract, args=(pending, 5), kwargs={"ends": ends})
     yield thread
+    ends.set()
     thread.join()
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_what_a_run_commits_is_served_once_and_its_end_is_the_end(
-    pending: Store, running: Thread, ranks: int
+    pending: Store, running: Thread, ends: Event, ranks: int
 ) -> None:
     streams = [iter(follower(pending, rank=r, ranks=ranks, tail="uneven")) for r in range(ranks)]
     running.start()
 
     first = next(streams[0])
     was_running = not pending.completion().complete.all()
+    ends.set()
     batches = [first, *(batch for stream in streams for batch in stream)]
 
     assert was_running
     assert sorted(served(batches)) == [s for s in range(len(LENGTHS)) if s != 5]
 
 
-def test_every_rank_makes_the_same_number_of_steps(pending: Store, running: Thread) -> None:
+def test_every_rank_makes_the_same_number_of_steps(
+    pending: Store, running: Thread, ends: Event
+) -> None:
     running.start()
+    ends.set()
     shares = [list(follower(pending, rank=r, ranks=3)) for r in range(3)]
 
     assert len({len(share) for share in shares}) == 1
@@ -84,10 +106,10 @@ def test_a_run_that_dies_ends_it_with_what_is_there(pending: Store) -> None:
     complete = pending.completion().complete.nonzero()[0].tolist()
 
     started = time.monotonic()
-    batches = list(follower(pending))
+    batches = list(follower(pending, patience_seconds=SHORT_PATIENCE))
 
     assert sorted(served(batches)) == complete
-    assert time.monotonic() - started > PATIENCE
+    assert time.monotonic() - started > SHORT_PATIENCE
 
 
 def test_a_run_that_holds_its_lock_is_alive_however_quiet(pending: Store) -> None:
@@ -102,8 +124,9 @@ def test_a_run_that_holds_its_lock_is_alive_however_quiet(pending: Store) -> Non
     assert watch.is_over()
 
 
-def test_workers_share_what_a_rank_follows(pending: Store, running: Thread) -> None:
+def test_workers_share_what_a_rank_follows(pending: Store, running: Thread, ends: Event) -> None:
     running.start()
+    ends.set()
 
     batches = list(StreamLoader(follower(pending), num_workers=2))
 

@@ -8,6 +8,9 @@ import subprocess
 import time
 from pathlib import Path
 
+from tests.extraction.processes import wait_until
+from tests.watchdog.test_operations import catches
+
 SCRIPT = Path(__file__).parents[2] / "docs" / "operations" / "extract.sbatch"
 HSSTORE = """#!/bin/bash
 [ "$1" = serve ] && exec sleep 60
@@ -52,6 +55,7 @@ def test_the_code_of_a_run_that_is_quicker_than_the_look_is_not_lost(tmp_path: P
             assert job.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.01)
+        wait_until(lambda: catches(job.pid, signal.SIGUSR1))
         time.sleep(0.3)
         job.send_signal(signal.SIGUSR1)
         output, _ = job.communicate(timeout=60)

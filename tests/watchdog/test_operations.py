@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,16 @@ from typer.main import get_command
 from extraction.metrics import RunCollector, Vitals
 from extraction.status import RunStatus, ServerState, StageState
 from hsstore.cli.app import app
+from tests.extraction.processes import wait_until
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations"
 METRIC = re.compile(r"\bhsstore_[a-z0-9_]+\b")
+
+
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Tell whether a process has a handler for a signal."""
+    (mask,) = re.findall(r"SigCgt:\s+(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return bool(int(mask, 16) >> (number - 1) & 1)
 
 
 def exported() -> dict[str, set[str]]:
@@ -92,8 +100,8 @@ def test_the_slurm_script_gives_the_signal_on_and_requeues(tmp_path: Path) -> No
     """With programs in place of Slurm's and ours that note how they were called."""
     log = tmp_path / "log"
     for program, body in {
-        "hsstore": 'echo "$@" >> LOG; [ "$1" = serve ] && exec sleep 60\n'
-        'trap "echo told >> LOG; exit 75" TERM; while :; do sleep 0.1; done',
+        "hsstore": '[ "$1" = serve ] && { echo "$@" >> LOG; exec sleep 60; }\n'
+        'trap "echo told >> LOG; exit 75" TERM; echo "$@" >> LOG; while :; do sleep 0.1; done',
         "scontrol": 'echo scontrol "$@" >> LOG',
     }.items():
         path = tmp_path / program
@@ -115,8 +123,8 @@ def test_the_slurm_script_gives_the_signal_on_and_requeues(tmp_path: Path) -> No
     try:
         while not log.exists() or "extract /data/s.zarr" not in log.read_text():
             assert job.poll() is None
-        subprocess.run(["sleep", "0.5"], check=True)
-        job.send_signal(10)  # SIGUSR1, as --signal=B:USR1 does
+        wait_until(lambda: catches(job.pid, signal.SIGUSR1))
+        job.send_signal(signal.SIGUSR1)  # as --signal=B:USR1 does
         output, _ = job.communicate(timeout=60)
     finally:
         job.kill()

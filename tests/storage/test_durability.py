@@ -27,10 +27,12 @@ from hsstore.testing.invariants import (
     complete_samples,
 )
 from hsstore.testing.stores import fill_store, make_store
+from tests.extraction.processes import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+KILLS = 6
 LENGTHS = [3, 9, 40, 1, 16, 5, 7, 2, 30, 11, 12, 13]
 
 COMMIT_IN_A_LOOP = """
@@ -53,7 +55,10 @@ while True:
 """
 
 
-def kill_while_it_commits(path: Path, attempt: int, after_seconds: float) -> None:
+def kill_while_it_commits(
+    path: Path, attempt: int, after_seconds: float, *, committed: bool
+) -> None:
+    """Kill a writer at a moment; with `committed`, only when some of the store is."""
     writer = subprocess.Popen(
         [sys.executable, "-c", COMMIT_IN_A_LOOP, str(path), str(attempt)],
         stdout=subprocess.PIPE,
@@ -62,6 +67,8 @@ def kill_while_it_commits(path: Path, attempt: int, after_seconds: float) -> Non
     with writer:
         assert writer.stdout
         assert writer.stdout.readline() == "started\n"
+        if committed:
+            wait_until(lambda: bool(complete_samples(Store.open(path))))
         time.sleep(after_seconds)
         writer.send_signal(signal.SIGKILL)
     assert writer.returncode == -signal.SIGKILL
@@ -73,8 +80,9 @@ def test_a_writer_killed_at_random_moments_breaks_no_promise(directory: Path) ->
     chance = random.Random(2)
     done: set[int] = set()
 
-    for attempt in range(6):
-        kill_while_it_commits(store.path, attempt, chance.uniform(0, 0.3))
+    for attempt in range(KILLS):
+        moment = chance.uniform(0, 0.3)
+        kill_while_it_commits(store.path, attempt, moment, committed=attempt == KILLS - 1)
         reopened = Store.open(store.path)
         check_set_bits_read_back(reopened)
         check_unset_bits_raise(reopened)

@@ -22,7 +22,7 @@ from hsstore.liveness import SILENT_SECONDS
 from hsstore.store import Store
 from hsstore.testing.stores import make_store
 from tests.extraction.mounts import read_only
-from tests.extraction.processes import left_claims
+from tests.extraction.processes import left_claims, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -158,8 +158,9 @@ def test_what_a_dead_run_began_of_its_record_is_removed_and_no_living_runs(
 
 
 def test_who_only_looks_whether_a_run_lives_keeps_no_heir_out(
-    opened: Store, other: Claimant
+    opened: Store, other: Claimant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(liveness, "LOOK_SECONDS", 5.0)
     other.end(kill=True)
     lock = os.open(opened.runs_path / "claims" / "other.lock", os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_SH)  # as `lives` does for a moment
@@ -254,7 +255,7 @@ def test_a_lock_file_that_somebody_removed_proves_no_death(opened: Store, other:
 
 
 def test_who_waits_for_a_sign_of_life_waits_no_more_when_the_run_is_to_end(
-    opened: Store, other: Claimant
+    opened: Store, other: Claimant, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = opened.runs_path / "claims" / "1"
     claim = Claim.model_validate_json(path.read_text())
@@ -270,7 +271,7 @@ def test_who_waits_for_a_sign_of_life_waits_no_more_when_the_run_is_to_end(
 
     taking = Thread(target=take)
     taking.start()
-    time.sleep(0.2)
+    wait_until(lambda: "taking over from run other" in caplog.text)
     claims.release()
     taking.join(SILENT_SECONDS / 2)
 
@@ -346,9 +347,9 @@ def test_many_spans_are_claimed_with_few_files(store: Path) -> None:
 def test_where_locks_do_not_reach_a_sign_of_life_forbids_to_take_over_and_silence_allows_it(
     opened: Store, other: Claimant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(liveness, "BEAT_SECONDS", 1.0)
+    monkeypatch.setattr(liveness, "BEAT_SECONDS", 3.0)
     monkeypatch.setattr(liveness, "LISTEN_SECONDS", 0.1)
-    monkeypatch.setattr(liveness, "SILENT_SECONDS", 2.0)
+    monkeypatch.setattr(liveness, "SILENT_SECONDS", 5.0)
     other.end(kill=True)
     path = opened.runs_path / "claims" / "1"
     claim = Claim.model_validate_json(path.read_text())
@@ -361,6 +362,8 @@ def test_where_locks_do_not_reach_a_sign_of_life_forbids_to_take_over_and_silenc
         with pytest.raises(RefusedError, match=r"sign of life came \d s ago, by the file server's"):
             claims.take([1])
         beat.end()
+        monkeypatch.setattr(liveness, "BEAT_SECONDS", 0.5)
+        monkeypatch.setattr(liveness, "SILENT_SECONDS", 1.0)
         claims.take([1])
 
         claims.check(1)

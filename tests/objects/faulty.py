@@ -130,9 +130,15 @@ class Faulty:
                 body[body.rfind(b"\r\n\r\n") + 4 if in_parts else 0] ^= 1
                 environ["wsgi.input"] = io.BytesIO(body)
             case "delay":
-                time.sleep(fault["seconds"])
+                self._delay(fault)
             case what:
                 environ["hsstore.fault"] = what  # for the server itself
+
+    def _delay(self, fault: dict[str, Any]) -> None:
+        """Wait for so long, or until other faults are asked for."""
+        deadline = time.monotonic() + fault["seconds"]
+        while any(one is fault for one in self._faults) and time.monotonic() < deadline:
+            time.sleep(0.01)
 
 
 def take_body(environ: WSGIEnvironment) -> bytes:

@@ -232,7 +232,7 @@ def test_status_shows_a_run_of_this_machine_also_while_the_store_is_away(
     try:
         pages.status.write(RunStatus(run="0123456789ab", phase="extracting", store=url))
         monkeypatch.setattr(status_report, "OBJECTS_SECONDS", patience_seconds)
-        s3.fail(what, ".*", times=times, seconds=1)
+        s3.fail(what, ".*", times=times, seconds=60)
         away = reader.read()
         s3.fail("", "", times=0)
         monkeypatch.setattr(status_report, "OBJECTS_SECONDS", PATIENCE_SECONDS)

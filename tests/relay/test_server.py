@@ -174,7 +174,7 @@ async def test_news_come_at_once_and_quiet_is_waited_out(server: SpoolServer) ->
     async with asking(server.directory.path) as http:
         await hold(http)
         _, listing = await get(http, "/v1/spool")
-        asked = asyncio.create_task(get(http, f"/v1/spool?wait=1&seen={listing['seen']}"))
+        asked = asyncio.create_task(get(http, f"/v1/spool?wait=60&seen={listing['seen']}"))
         await asyncio.sleep(0.2)
         assert not asked.done()
         capture(server, request(1))
@@ -190,10 +190,11 @@ async def test_news_come_at_once_and_quiet_is_waited_out(server: SpoolServer) ->
 async def test_more_requests_than_allowed_are_told_to_come_later(server: SpoolServer) -> None:
     async with asking(server.directory.path, max_connections=1) as http:
         _, listing = await get(http, "/v1/spool")
-        waiting = asyncio.create_task(get(http, f"/v1/spool?wait=1&seen={listing['seen']}"))
+        waiting = asyncio.create_task(get(http, f"/v1/spool?wait=60&seen={listing['seen']}"))
         await asyncio.sleep(0.2)
         status, answer = await get(http, "/v1/server")
         assert (status, answer["error"]["kind"]) == (503, "busy")
+        capture(server, request(1))  # ends it
         assert (await waiting)[0] == 200
         assert (await get(http, "/v1/server"))[0] == 200
 

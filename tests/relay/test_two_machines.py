@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tests.faults.fake import Fake
+
 SAMPLES = 60
 
 
@@ -40,6 +42,14 @@ def data(room: Path) -> Path:
     """Give samples of 101 to 400 tokens: dumps of up to 40 KB."""
     lengths = [100 + n for n in make_lengths(SAMPLES, longest=300)]
     return write_data(room / "data.jsonl", lengths)
+
+
+def settle(fake: Fake) -> None:
+    """Wait until what was under way has ended, on the line too."""
+    last = None
+    while (now := (fake.server.at_once, len(fake.server.requests))) != last or now[0]:
+        last = now
+        time.sleep(0.5)
 
 
 class FarExtraction(Extraction):
@@ -135,7 +145,7 @@ def test_a_dump_stays_at_the_server_until_its_commit_also_when_the_client_is_kil
             first.wait_for(lambda status: status.tokens_now > 5_000)
         finally:
             first.kill()
-        time.sleep(0.5)  # what was under way ends
+        settle(fake)
         complete = set(np.flatnonzero(Store.open(store).completion().complete).tolist())
         kept = set(SpoolView(spool).scan().finished)
         captured = {rid.sample for rid in fake.server.captured} & set(range(SAMPLES))

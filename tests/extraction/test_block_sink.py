@@ -116,16 +116,26 @@ def bench(disk: Path, store: Path) -> Iterator[Bench]:
 
 
 async def test_two_that_wait_for_a_commit_start_no_two_commits_after_it(
-    bench: Bench, slow_disk: None
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    began, goes_on, fsync = threading.Event(), threading.Event(), os.fsync
+
+    def stuck(descriptor: int) -> None:
+        began.set()
+        assert goes_on.wait(60)
+        fsync(descriptor)
+
     sink, block = bench.sink, bench.block
     await sink.append(block, 0, bench.dump(0))
+    monkeypatch.setattr(os, "fsync", stuck)
     waiters = [asyncio.create_task(sink.commit(block)) for _ in range(3)]
-    await asyncio.sleep(SLOW_SECONDS / 2)
+    assert await asyncio.to_thread(began.wait, 60)
 
     block.failed[1] = FailureReason.REFUSED
-    await sink.append(block, 2, bench.dump(2))
-    await asyncio.gather(*waiters)
+    late = asyncio.create_task(sink.append(block, 2, bench.dump(2)))
+    await asyncio.sleep(0)
+    goes_on.set()
+    await asyncio.gather(late, *waiters)
 
     completion = bench.store.completion()
     assert completion.complete.tolist() == [True, False, True, False]
@@ -205,7 +215,7 @@ async def test_a_commit_that_is_refused_is_refused_to_everybody_and_leaves_nothi
     claim = bench.store.runs_path / "claims" / "0"
     claim.write_text(claim.read_text().replace('"run":"run"', '"run":"thief"'))
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         waiters = [asyncio.create_task(sink.commit(block)) for _ in range(2)]
         results = await asyncio.gather(*waiters, return_exceptions=True)
         with pytest.raises(RefusedError, match="taken over by run thief"):
@@ -261,7 +271,7 @@ async def test_many_stragglers_on_a_slow_disk_are_committed_once_each(
     data = write_data(room / "many.jsonl", [10] * 40)
     options: dict[str, Any] = {"shard_rows": 128, "max_in_flight": 2}
     async with serve_fake(store.parent / "spool", 40) as server:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             outcome = await run_here(
                 store, server.url, server.spool.directory.path, data, **options
             )

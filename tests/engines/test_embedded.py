@@ -36,7 +36,7 @@ async def test_a_served_model_hands_its_own_states_over_and_ends_cleanly(
                 session.post(f"{url}/generate", json=body) as response,
             ):
                 answer = await response.json()
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 60
             while rid not in client.scan().finished:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)  # noqa: ASYNC251 - nothing else runs here
@@ -44,7 +44,7 @@ async def test_a_served_model_hands_its_own_states_over_and_ends_cleanly(
                 assert np.array_equal(dump.hidden, expected.hidden)
             client.cleanup(rid.run)
         process.send_signal(signal.SIGTERM)
-        process.wait(timeout=20)
+        process.wait(timeout=120)
         errors = process.stderr.read()
 
     assert answer["output_ids"] == [expected.next_token]
@@ -63,7 +63,7 @@ def test_a_second_server_on_the_same_spool_is_refused_and_a_killed_one_is_seen_a
 
         with serving(Path("unused"), spool_path) as (second, url):
             assert url == ""
-            assert second.wait(timeout=20) != 0
+            assert second.wait(timeout=120) != 0
             assert f"'pid': {first.pid}" in second.stderr.read()
 
         first.send_signal(signal.SIGKILL)
@@ -77,7 +77,7 @@ def test_a_port_that_is_taken_is_refused(spool_path: Path, serving: Any) -> None
         port = int(url.rpartition(":")[2])
 
         with serving(Path("unused"), spool_path.with_name("other"), port=port) as (second, _):
-            assert second.wait(timeout=20) != 0
+            assert second.wait(timeout=120) != 0
             assert "RefusedError: cannot serve on 127.0.0.1" in second.stderr.read()
 
 

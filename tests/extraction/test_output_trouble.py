@@ -47,7 +47,7 @@ async def test_a_full_output_ends_the_run_with_74_and_more_room_lets_it_go_on(
         await server.wait_for_requests(4)
         fill(disk, 10 * 400 * ROW_BYTES)
         server.hold.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(50):
             full = await run
         left = [*output.rglob("*.partial")]
         committed = verify_store(output)
@@ -99,7 +99,7 @@ async def test_an_output_that_turns_read_only_is_said_though_the_claims_cannot_b
         server.hold = asyncio.Event()
         with read_only(store), read_only(store.with_name("store.zarr.runs")):
             server.hold.set()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(50):
                 outcome = await run
             claims = left_claims(store)
         committed = np.count_nonzero(Store.open(store).completion().complete)

@@ -62,7 +62,7 @@ async def test_a_spool_that_somebody_else_fills_still_lets_the_run_end(
         reserve = 4 * MIB // 16
         fill(spool.parent, reserve + 3 * 400 * ROW_BYTES)  # for two dumps, where all would do
         server.hold.set()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(50):
             outcome = await run
 
         assert outcome.code == 0, outcome.message
@@ -84,7 +84,7 @@ async def test_a_spool_full_of_a_dead_runs_dumps_is_room_that_the_next_run_may_u
         assert headroom_bytes(spool) < 10_000 * ROW_BYTES
         server.requests.clear()
 
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(50):
             outcome = await run_here(store, server.url, spool, **ONE_BLOCK)
 
         assert outcome.code == 0, outcome.message
@@ -105,7 +105,7 @@ async def test_a_spool_that_is_removed_ends_the_run_which_says_so(
         server.hold = asyncio.Event()
         shutil.rmtree(spool)
         server.hold.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             outcome = await run
 
     completion = Store.open(store).completion()

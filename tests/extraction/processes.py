@@ -38,6 +38,18 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
         time.sleep(0.01)
 
 
+def wait_until_written(log: Path) -> None:
+    """Wait for who writes a log in a command's place: the command itself waits for 2 s at most."""
+    wait_until(lambda: not any(_writes(path, log) for path in Path("/proc").glob("[0-9]*")))
+
+
+def _writes(process: Path, log: Path) -> bool:
+    with contextlib.suppress(OSError):
+        if (process / "fd/2").readlink() == log:
+            return b"os.write(2" in (process / "cmdline").read_bytes()
+    return False
+
+
 class Serving(Protocol):
     """Where a server is, of whatever kind."""
 
@@ -267,6 +279,7 @@ class Extraction:
         except subprocess.TimeoutExpired:
             self.kill()
             raise AssertionError(f"no end within {seconds} s:\n{self.log()}") from None
+        wait_until_written(self._log)
         return Ended(code, self.log(), time.monotonic() - self._began)
 
 

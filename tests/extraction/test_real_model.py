@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from hsstore.store import Store
+from tests.extraction.gate import gated
 from tests.extraction.processes import Extraction, Server, remove_spool
 
 if TYPE_CHECKING:
@@ -40,15 +41,16 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def real_store() -> Iterator[Store]:
     """Extract 20 conversations with at least 16 requests in flight."""
-    with _served() as (server, directory):
+    with _served() as (server, directory), gated(server, SAMPLES, 0) as gate:
         path = directory / "store.zarr"
         run = Extraction(
             path,
-            server,
+            gate,
             *("--data", CHATS, "--model", MODEL),
             *("--limit", str(SAMPLES), "--max-tokens", str(MAX_TOKENS), "--min-loss-tokens", "0"),
         )
         status = run.wait_for(lambda status: status.in_flight >= 16)
+        gate.open()
         ended = run.wait()
         assert ended.code == 0, ended.log
         assert status.in_flight >= 16

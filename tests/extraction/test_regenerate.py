@@ -109,6 +109,8 @@ class Server:
             if fault == "reset":
                 assert request.transport is not None
                 request.transport.abort()
+            if fault == "hold":
+                await asyncio.Event().wait()
             if fault == "abort":
                 finish = {"type": "abort", "message": "Aborted"}
                 return web.json_response({"meta_info": {"finish_reason": finish}})
@@ -240,6 +242,7 @@ def test_a_run_is_interrupted_by_a_signal_and_goes_on(
     def stop_at_third() -> None:
         if server.answered == 2:
             os.kill(os.getpid(), signal.SIGTERM)
+            server.faults = ["hold"]  # the answer does not come before the signal
 
     server.on_request = stop_at_third
     with pytest.raises(InterruptedRunError, match=r"1 of 4 prompts are settled; run the same"):

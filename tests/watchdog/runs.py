@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from extraction.diagnosis.find import find_pages
 from extraction.status import stacks_path, watch_path
-from tests.extraction.processes import SMALL_STORE, wait_until
+from tests.extraction.processes import SMALL_STORE, wait_until, wait_until_written
 from tests.faults.lab import freeze
 
 if TYPE_CHECKING:
@@ -61,9 +61,11 @@ class Run:
     def wait(self) -> int:
         """Return its exit code."""
         try:
-            return self.process.wait(END_SECONDS)
+            code = self.process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             raise AssertionError(self.log()) from None
+        wait_until_written(self._log)
+        return code
 
 
 @contextmanager

@@ -1,12 +1,24 @@
-"""The order of the tests: what takes long begins first, so that all workers end together."""
+"""The order of the tests: what takes long begins first, so that all workers end together.
+
+And what holds for all: no example of Hypothesis fails for the time that it took.
+"""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import pytest
+
+with suppress(ImportError):  # the trainers' environment has no Hypothesis
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile(
+        "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("any machine")
 
 _LONG = (
     *("doctor/test_other_host.py", "watchdog/test_frozen_disk.py", "watchdog/test_clock.py"),

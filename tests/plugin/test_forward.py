@@ -22,7 +22,9 @@ from tests.spool.given import RUN
 if TYPE_CHECKING:
     from tests.plugin.conftest import Sample
 
-shared = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+shared = settings(
+    deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     Capture = Callable[[SpoolServer, RequestId], npt.NDArray[np.uint16]]
 
 # Every example uses a new request id, so sharing the fixtures between examples is right.
-shared = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+shared = settings(
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None
+)
 
 
 @st.composite

@@ -26,7 +26,9 @@ ONE_BLOCK = LayoutOptions(chunk_rows=4, shard_rows=64, span_samples=9)
 LENGTHS = [9, 3, 16, 4, 11]
 ENTRIES = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 60)), max_size=12)
 many = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 
 

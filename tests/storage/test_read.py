@@ -47,7 +47,9 @@ BOUND = st.none() | st.integers(-45, 45)
 
 
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(
     sample=st.integers(0, len(LENGTHS) - 1),

@@ -13,21 +13,20 @@ from hsstore.codec import DEFAULT_CODEC, CodecName
 from hsstore.location import RemotePath, locate
 from hsstore.spec import Record
 
+Place = Annotated[Path | RemotePath, PlainValidator(locate), PlainSerializer(str)]
+"""A path or a URL; in JSON its text."""
+
 
 class DataOptions(DatasetOptions):
     """Where samples come from, and which are taken."""
 
-    files: tuple[Path, ...] = ()
-
-
-StorePlace = Annotated[Path | RemotePath, PlainValidator(locate), PlainSerializer(str)]
-"""A path or a URL; in JSON its text."""
+    files: tuple[Place, ...] = ()
 
 
 class ExtractOptions(Record):
     """One extraction run."""
 
-    store: StorePlace
+    store: Place
     stage: Path | None = None
     """Where what goes to an object store lies meanwhile; None: with other temporary files."""
     server: str = ""

@@ -18,6 +18,8 @@ from typing_extensions import override
 from hsstore.errors import InputError
 
 if TYPE_CHECKING:
+    from io import BufferedReader
+
     from hsstore.objects import Answer
 
 PROTOCOLS = {"s3": ("s3fs", "aiobotocore"), "gs": ("google.auth", "requests"), "memory": ()}
@@ -49,6 +51,12 @@ class RemotePath:
     def name(self) -> str:
         """What follows the last slash."""
         return self.url.rpartition("/")[2]
+
+    @property
+    def is_bucket(self) -> bool:
+        """Whether it is a whole bucket, so no object; memory has none."""
+        protocol, _, path = self.url.partition("://")
+        return "/" not in path and protocol != "memory"
 
     @property
     def parent(self) -> RemotePath:
@@ -84,6 +92,12 @@ class RemotePath:
     def read_bytes(self) -> bytes:
         """Read the whole object; raises what `get` does."""
         return self.get().data
+
+    def open(self) -> BufferedReader:
+        """Open the object as a file that can be read and sought in; raises what `get` does, so does reading."""
+        from hsstore.objects.stream import open_object  # noqa: PLC0415
+
+        return open_object(self.url)
 
     def find(self) -> dict[str, int]:
         """List all objects below, by the rest of their names, with their sizes in bytes.
@@ -146,8 +160,7 @@ def runs_beside(store: RemotePath) -> RemotePath:
     InputError
         The store is a whole bucket: what is beside that is another bucket, perhaps somebody else's.
     """
-    protocol, _, path = store.url.partition("://")
-    if "/" not in path and protocol != "memory":
+    if store.is_bucket:
         raise InputError(
             f"{store} is a bucket: what is about a store's runs lies beside the store, so give it a name "
             f"in the bucket, such as {store}/states.zarr"

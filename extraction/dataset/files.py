@@ -3,6 +3,8 @@
 JSONL may be compressed with gzip or zstd; the first bytes tell, not the name. Arrow folders are what
 `datasets.Dataset.save_to_disk` and `DatasetDict.save_to_disk` leave: ``state.json`` names the
 ``data-*.arrow`` files (Arrow IPC streams), ``dataset_dict.json`` names one subfolder a split.
+
+Under a URL a file is an object, read piece by piece, and a folder is what these two name: nothing is listed.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Literal
 
 import pyarrow as pa
@@ -21,7 +25,8 @@ from hsstore.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from pathlib import Path
+
+    from hsstore.location import Location, RemotePath
 
 BATCH_ROWS: Final = 256
 """Rows of a Parquet file that are in memory at once."""
@@ -32,12 +37,15 @@ ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 PARQUET_MAGIC: Final = b"PAR1"
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
+STATE_FILE: Final = "state.json"
+DICT_FILE: Final = "dataset_dict.json"
+
 
 @dataclass(frozen=True, slots=True)
 class RawRecord:
     """One record as it was read, or the error that reading it gave."""
 
-    path: Path
+    path: Location
     """The file, or the Arrow folder."""
     number: int
     """1-based."""
@@ -52,7 +60,7 @@ class RawRecord:
         return f"{self.path}, {self.unit} {self.number}"
 
 
-def read_records(path: Path) -> Iterator[RawRecord]:
+def read_records(path: Location) -> Iterator[RawRecord]:
     """Read all records of one file or Arrow folder, in order.
 
     A line that is not a JSON object gives a record whose value is the error, so that the caller may
@@ -61,31 +69,51 @@ def read_records(path: Path) -> Iterator[RawRecord]:
     Raises
     ------
     InputError
-        The file is missing, of no known kind, truncated or corrupt.
+        The file is missing, of no known kind, truncated or corrupt; or an object store refuses.
+    UnreachableError
+        An object store does not answer.
     """
     try:
-        if path.is_dir():
+        if not isinstance(path, Path):
+            yield from _read_remote(path)
+        elif path.is_dir():
             yield from _read_folder(path, split=None)
         else:
-            yield from _read_file(path)
+            with path.open("rb") as file:
+                yield from _read_file(path, file)
     except (OSError, pa.ArrowException) as error:
         raise InputError(f"{path}: cannot be read: {error}") from error
 
 
-def _read_file(path: Path) -> Iterator[RawRecord]:
-    with path.open("rb") as file:
-        magic = file.read(4)
-        file.seek(0)
-        if magic == PARQUET_MAGIC:
-            yield from _read_parquet(path, file)
-        else:
-            yield from _read_jsonl(path, _lines(_decompressed(path, file, magic)))
+def _read_remote(url: RemotePath) -> Iterator[RawRecord]:
+    file = None
+    with suppress(FileNotFoundError):
+        file = None if url.is_bucket else url.open()
+    if file is not None:
+        with file:
+            yield from _read_file(url, file)
+    elif any(_is_file(url / name) for name in (STATE_FILE, DICT_FILE)):
+        yield from _read_folder(url, split=None)
+    else:
+        raise InputError(
+            f"{url}: there is no such object, and no folder of Hugging Face save_to_disk "
+            f"({STATE_FILE} or {DICT_FILE} below it)"
+        )
+
+
+def _read_file(path: Location, file: IO[bytes]) -> Iterator[RawRecord]:
+    magic = file.read(4)
+    file.seek(0)
+    if magic == PARQUET_MAGIC:
+        yield from _read_parquet(path, file)
+    else:
+        yield from _read_jsonl(path, _lines(_decompressed(path, file, magic)))
 
 
 # ---- JSONL
 
 
-def _decompressed(path: Path, file: IO[bytes], magic: bytes) -> Iterator[bytes]:
+def _decompressed(path: Location, file: IO[bytes], magic: bytes) -> Iterator[bytes]:
     if magic.startswith(GZIP_MAGIC):
         return _gunzipped(path, file)
     if magic == ZSTD_MAGIC:
@@ -93,7 +121,7 @@ def _decompressed(path: Path, file: IO[bytes], magic: bytes) -> Iterator[bytes]:
     return iter(lambda: file.read(READ_BYTES), b"")
 
 
-def _gunzipped(path: Path, file: IO[bytes]) -> Iterator[bytes]:
+def _gunzipped(path: Location, file: IO[bytes]) -> Iterator[bytes]:
     try:
         with gzip.GzipFile(fileobj=file) as stream:
             yield from iter(lambda: stream.read(READ_BYTES), b"")
@@ -101,7 +129,7 @@ def _gunzipped(path: Path, file: IO[bytes]) -> Iterator[bytes]:
         raise InputError(f"{path}: the gzip stream is truncated or corrupt: {error}") from error
 
 
-def _unzstd(path: Path, file: IO[bytes]) -> Iterator[bytes]:
+def _unzstd(path: Location, file: IO[bytes]) -> Iterator[bytes]:
     # Frame by frame: zstandard's stream reader takes a truncated frame for the end of the file.
     frame = None
     try:
@@ -129,7 +157,7 @@ def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
     yield b"".join(pending)
 
 
-def _read_jsonl(path: Path, lines: Iterable[bytes]) -> Iterator[RawRecord]:
+def _read_jsonl(path: Location, lines: Iterable[bytes]) -> Iterator[RawRecord]:
     for number, line in enumerate(lines, start=1):
         text = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
         if text.strip():
@@ -159,48 +187,59 @@ def _refuse_constant(name: str) -> None:
 # ---- Parquet and Arrow
 
 
-def _read_parquet(path: Path, file: IO[bytes]) -> Iterator[RawRecord]:
+def _read_parquet(path: Location, file: IO[bytes]) -> Iterator[RawRecord]:
     batches = pq.ParquetFile(file).iter_batches(batch_size=BATCH_ROWS)
     yield from _read_batches(path, batches, split=None)
 
 
-def _read_folder(folder: Path, split: str | None) -> Iterator[RawRecord]:
-    if (folder / "dataset_dict.json").is_file():
-        for name in _read_json(folder / "dataset_dict.json", "splits"):
+def _read_folder(folder: Location, split: str | None) -> Iterator[RawRecord]:
+    if _is_file(folder / DICT_FILE):
+        for name in _read_json(folder / DICT_FILE, "splits"):
             yield from _read_folder(folder / name, split=name)
         return
-    if not (folder / "state.json").is_file():
+    if not _is_file(folder / STATE_FILE):
         raise InputError(
             f"{folder}: not a folder of Hugging Face save_to_disk "
-            "(no state.json or dataset_dict.json in it); name the files themselves"
+            f"(no {STATE_FILE} or {DICT_FILE} in it); name the files themselves"
         )
-    files = _read_json(folder / "state.json", "_data_files")
+    files = _read_json(folder / STATE_FILE, "_data_files")
     paths = [folder / entry["filename"] for entry in files]
     yield from _read_batches(folder, _arrow_batches(paths), split or _own_split(folder))
 
 
-def _own_split(folder: Path) -> str | None:
-    split = json.loads((folder / "state.json").read_bytes()).get("_split")
+def _is_file(path: Location) -> bool:
+    if isinstance(path, Path):
+        return path.is_file()
+    try:
+        path.get(0, 1)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _own_split(folder: Location) -> str | None:
+    split = json.loads((folder / STATE_FILE).read_bytes()).get("_split")
     return split if isinstance(split, str) else None
 
 
-def _read_json(path: Path, key: str) -> Any:  # noqa: ANN401 - the caller knows what lies there
+def _read_json(path: Location, key: str) -> Any:  # noqa: ANN401 - the caller knows what lies there
     try:
         return json.loads(path.read_bytes())[key]
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: no {key!r} in it, or not valid JSON") from error
 
 
-def _arrow_batches(paths: Iterable[Path]) -> Iterator[pa.RecordBatch]:
+def _arrow_batches(paths: Iterable[Location]) -> Iterator[pa.RecordBatch]:
     for path in paths:
-        with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as stream:
+        opened = pa.memory_map(str(path)) if isinstance(path, Path) else path.open()
+        with opened as source, pa.ipc.open_stream(source) as stream:
             for batch in stream:
                 for start in range(0, batch.num_rows, BATCH_ROWS):
                     yield batch.slice(start, BATCH_ROWS)
 
 
 def _read_batches(
-    path: Path, batches: Iterable[pa.RecordBatch], split: str | None
+    path: Location, batches: Iterable[pa.RecordBatch], split: str | None
 ) -> Iterator[RawRecord]:
     number = 0
     for batch in batches:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from extraction.dataset.chat import ChatTemplate
@@ -26,12 +27,13 @@ if TYPE_CHECKING:
     from extraction.dataset.files import RawRecord
     from extraction.dataset.options import DatasetOptions
     from extraction.dataset.tokenise import Encoded
+    from hsstore.location import Location
 
 COMPRESSIONS = (".gz", ".zst")
 
 
 def load_dataset(
-    files: Sequence[Path],
+    files: Sequence[Location],
     tokenizer_dir: Path | None,
     options: DatasetOptions,
     progress: Callable[[int], None] | None = None,
@@ -41,7 +43,7 @@ def load_dataset(
     Parameters
     ----------
     files
-        JSONL (plain, gzip, zstd), Parquet, or folders of Hugging Face `save_to_disk`.
+        JSONL (plain, gzip, zstd), Parquet, or folders of Hugging Face `save_to_disk`; paths or URLs.
     tokenizer_dir
         The model's directory. None is enough for records that are tokenised already.
     options
@@ -58,6 +60,8 @@ def load_dataset(
     ------
     InputError
         A wrong record (unless `options.skip_bad`), a file that cannot be read, or nothing kept.
+    UnreachableError
+        An object store does not answer.
     """
     loader = _Loader(tokenizer_dir, options)
     dataset = TokenizedDataset.from_samples(loader.samples(files, progress))
@@ -77,7 +81,7 @@ class _Loader:
         self._seen: dict[str, str] = {}
 
     def samples(
-        self, files: Sequence[Path], progress: Callable[[int], None] | None
+        self, files: Sequence[Location], progress: Callable[[int], None] | None
     ) -> Iterator[TokenizedSample]:
         for path, label in zip(files, _labels(files), strict=True):
             for raw in read_records(path):
@@ -153,13 +157,14 @@ class _Loader:
         return "\n  ".join([f"no sample is left: {self.report.summary()}", *examples])
 
 
-def _labels(files: Sequence[Path]) -> list[str]:
+def _labels(files: Sequence[Location]) -> list[str]:
     """Name files for the ids of records that have none; equal names get a number."""
     seen: Counter[str] = Counter()
     labels = []
-    for path in files:
-        name = path.with_suffix("").name if path.suffix in COMPRESSIONS else path.name
-        stem = name.rsplit(".", 1)[0] or name
+    for file in files:
+        name = PurePath(file.name)
+        name = name.with_suffix("") if name.suffix in COMPRESSIONS else name
+        stem = name.name.rsplit(".", 1)[0] or name.name
         seen[stem] += 1
         labels.append(stem if seen[stem] == 1 else f"{stem}.{seen[stem]}")
     return labels

@@ -7,13 +7,14 @@ from typing import Any
 
 from pydantic import Field
 
+from extraction.options import Place
 from hsstore.spec import Record
 
 
 class RegenerateOptions(Record):
     """One run."""
 
-    prompts: Path
+    prompts: Place
     output: Path
     server: str
     """Base URL; no secret is in it."""

@@ -14,10 +14,9 @@ from extraction.dataset.records import Conversation, parse_record
 from hsstore.errors import InputError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from extraction.dataset.files import RawRecord
     from extraction.dataset.messages import Message
+    from hsstore.location import Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class Prompts:
 
 
 def read_prompts(
-    path: Path, template_kwargs: dict[str, Any], *, limit: int | None, skip_bad: bool
+    path: Location, template_kwargs: dict[str, Any], *, limit: int | None, skip_bad: bool
 ) -> Prompts:
     """Read and check the whole file, before anything is asked.
 

@@ -12,7 +12,7 @@ from hsstore.errors import InputError
 from hsstore.location import locate, require_local
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from extraction.options import DataOptions
     from hsstore.location import Location
@@ -64,11 +64,11 @@ Scheduler = Annotated[
 ]
 
 DataFiles = Annotated[
-    list[Path] | None,
+    list[AnyLocation] | None,
     typer.Option(
         "--data",
-        parser=local_path("--data reads"),
-        help="JSONL (.gz, .zst) or Parquet files, or save_to_disk folders; may be repeated.",
+        parser=locate,
+        help="JSONL (.gz, .zst) or Parquet files, or save_to_disk folders, or their URLs; may be repeated.",
     ),
 ]
 TrainOn = Annotated[
@@ -116,7 +116,7 @@ GB = 1e9
 
 
 def data_options(
-    files: list[Path] | None,
+    files: Sequence[Location] | None,
     chat_template_kwargs: str,
     **options: Any,  # noqa: ANN401  # the fields of DataOptions
 ) -> DataOptions:

@@ -9,6 +9,7 @@ import typer
 
 from hsstore.cli.app import app
 from hsstore.cli.options import (
+    AnyLocation,
     ApiKeyFile,
     CaCert,
     ChatTemplateKwargs,
@@ -20,6 +21,7 @@ from hsstore.cli.options import (
     server_and_spool,
 )
 from hsstore.cli.progress import progress_bar
+from hsstore.location import locate
 
 if TYPE_CHECKING:
     from extraction.regenerate import Summary
@@ -28,18 +30,18 @@ if TYPE_CHECKING:
 @app.command()
 def regenerate(
     prompts: Annotated[
-        Path,
+        AnyLocation,
         typer.Argument(
             metavar="PROMPTS",
-            parser=local_path("regenerate takes"),
-            help="Conversations, of which the user's turns are taken.",
+            parser=locate,
+            help="Conversations, a file or its URL, of which the user's turns are taken.",
         ),
     ],
     out: Annotated[
         Path,
         typer.Argument(
             metavar="OUT",
-            parser=local_path("regenerate takes"),
+            parser=local_path("regenerate appends to OUT, so it takes"),
             help="JSONL file for `extract --data`; appended to.",
         ),
     ],

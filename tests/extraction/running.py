@@ -48,7 +48,7 @@ class _Log(logging.Handler):
 
 
 async def run_here(
-    store: Location, url: str, spool: Path, data: Path | None = None, **options: Any
+    store: Location, url: str, spool: Path, data: Location | None = None, **options: Any
 ) -> Outcome:
     """Run to the end; fails when asyncio complains of a task, a future or a callback."""
     before = asyncio.all_tasks()

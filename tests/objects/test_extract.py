@@ -87,6 +87,8 @@ async def test_a_run_that_loses_the_store_goes_on_where_it_was_and_makes_what_on
     remote: S3, url: RemotePath, directory: Path, data: Path
 ) -> None:
     local, spool, stage = directory / "local.zarr", directory / "spool", directory / "stage"
+    samples = RemotePath(remote.new("data.jsonl"))
+    remote.put(data, str(samples))
     options: dict[str, Any] = SIZES | {"stage": stage}
     async with serve_fake(spool, SAMPLES) as fake:
         await run_here(local, fake.url, spool, data, **SIZES)
@@ -95,7 +97,7 @@ async def test_a_run_that_loses_the_store_goes_on_where_it_was_and_makes_what_on
             {"what": 403, "where": r"PUT .*/runs/[^/]*/zarr\.json", "times": 1, "later": 1},
         ]
         remote.fail_all(away_and_forbidden)  # the latter when the record is closed
-        away = await run_here(url, fake.url, spool, data, **options)
+        away = await run_here(url, fake.url, spool, samples, **options)
         committed = complete_samples(Store.open(url))
         remote.fail("", "", times=0)
         remote.requests()

@@ -13,6 +13,7 @@ from extraction.dataset import load_dataset
 from extraction.engines.engine import resolve_layers
 from extraction.preflight import free_space, preflight
 from extraction.spool import headroom_bytes
+from extraction.staging import is_there, staged_shard_bytes, where_bytes_go
 from hsstore.codec import USUAL_RATIOS
 from hsstore.dtype import native_dtype
 from hsstore.errors import InputError
@@ -26,12 +27,14 @@ if TYPE_CHECKING:
     from extraction.preflight import Preflight
     from hsstore.create import LayoutOptions
     from hsstore.dtype import DTypeName
+    from hsstore.location import Location
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # where spools are
 
 
 def plan_run(
-    store: Path,
+    store: Location,
+    stage: Path | None,
     data: DataOptions,
     model_dir: Path,
     *,
@@ -44,16 +47,21 @@ def plan_run(
 
     Parameters
     ----------
-    store : Path
-        Where the store would be; need not exist.
+    store : Path or RemotePath
+        Where the store would be; need not exist. An object store is asked for it once, before the data are read.
+    stage : Path, optional
+        Where what goes to an object store would lie meanwhile; with other temporary files if it is left out.
     layers
         0-based decoder layers to capture beside the final state; EAGLE-3's three where None.
 
     Raises
     ------
     InputError
-        The data, the layers or the model's config.json are wrong.
+        The data, the layers or the model's config.json are wrong, or an object store refuses.
+    UnreachableError
+        An object store does not answer.
     """
+    is_there(store)  # a run would begin so: a wrong bucket or key is said now
     hidden, num_layers = _model_size(model_dir)
     # Data that is tokenised already needs no tokenizer.
     tokenizer_dir = model_dir if (model_dir / "tokenizer_config.json").exists() else None
@@ -71,7 +79,8 @@ def plan_run(
         plan_layout(dataset.length, geometry),
         dataset.length.astype(np.int32),
         np.ones(len(dataset), dtype=np.bool_),
-        space=free_space(store),
+        space=free_space(where_bytes_go(store, stage)),
+        staged_shard_bytes=staged_shard_bytes(store),
         spool_budget_bytes=headroom_bytes(SHARED_MEMORY) // 2,
         memory_bytes=memory_bytes,
         memory_free_bytes=psutil.virtual_memory().available,

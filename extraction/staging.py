@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hsstore.files import stage_parent
-from hsstore.location import RemotePath
 from hsstore.stage import Stage
 
 if TYPE_CHECKING:
@@ -50,14 +49,14 @@ async def open_stage(options: ExtractOptions, run: str) -> AsyncIterator[Path | 
         await asyncio.to_thread(stage.close)
 
 
-def where_bytes_go(options: ExtractOptions) -> Path:
+def where_bytes_go(store: Location, stage: Path | None) -> Path:
     """Return where this machine needs room."""
-    return options.store if isinstance(options.store, Path) else stage_parent(options.stage)
+    return store if isinstance(store, Path) else stage_parent(stage)
 
 
-def staged_shard_bytes(options: ExtractOptions) -> int | None:
+def staged_shard_bytes(store: Location) -> int | None:
     """Return how much of an open shard is in the stage at most; None where there is no stage."""
-    if not isinstance(options.store, RemotePath):
+    if isinstance(store, Path):
         return None
     from hsstore.objects.write import PART_BYTES  # noqa: PLC0415  # brings fsspec
 

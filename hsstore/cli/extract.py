@@ -24,12 +24,12 @@ from hsstore.cli.options import (
     ShardRows,
     SkipBad,
     SpanSamples,
+    StageDir,
     StoreLocation,
     TooLong,
     TrainOn,
     TrustRemoteCode,
     data_options,
-    local_path,
     server_addresses,
     worker_number,
 )
@@ -83,13 +83,7 @@ def extract(
         ),
     ] = None,
     memory_gb: MemoryGb = 2.0,
-    stage: Annotated[
-        Path | None,
-        typer.Option(
-            parser=local_path("--stage takes"),
-            help="Directory for what is on its way to an object store [default: that of TMPDIR].",
-        ),
-    ] = None,
+    stage: StageDir = None,
     max_in_flight: Annotated[int, typer.Option(help="Requests at once, to each server.")] = 32,
     max_failures: Annotated[
         float, typer.Option(help="Share of the samples that may fail before the run stops.")

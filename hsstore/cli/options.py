@@ -67,6 +67,7 @@ DataFiles = Annotated[
     list[AnyLocation] | None,
     typer.Option(
         "--data",
+        metavar="FILE",
         parser=locate,
         help="JSONL (.gz, .zst) or Parquet files, or save_to_disk folders, or their URLs; may be repeated.",
     ),
@@ -84,6 +85,14 @@ TrustRemoteCode = Annotated[
     bool, typer.Option(help="Allow a tokenizer that is Python code in the model's directory.")
 ]
 
+StageDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--stage",
+        parser=local_path("--stage takes"),
+        help="Directory for what is on its way to an object store [default: that of TMPDIR].",
+    ),
+]
 ChunkRows = Annotated[int | None, typer.Option(min=1, help="Rows a chunk [default: by width].")]
 ShardRows = Annotated[int | None, typer.Option(min=1, help="Rows a shard [default: by size].")]
 SpanSamples = Annotated[int | None, typer.Option(min=1, help="Samples a span [default: by size].")]

@@ -10,6 +10,7 @@ import typer
 from hsstore.cli.app import app
 from hsstore.cli.options import (
     GB,
+    AnyLocation,
     ChatTemplateKwargs,
     ChunkRows,
     Codec,
@@ -22,14 +23,15 @@ from hsstore.cli.options import (
     ShardRows,
     SkipBad,
     SpanSamples,
+    StageDir,
     TooLong,
     TrainOn,
     TrustRemoteCode,
     data_options,
     layer_list,
-    local_path,
 )
 from hsstore.errors import InputError
+from hsstore.location import locate
 
 
 @app.command()
@@ -39,13 +41,12 @@ def plan(
         Path | None, typer.Option(help="The model's directory: configuration and tokenizer.")
     ] = None,
     store: Annotated[
-        Path,
+        AnyLocation,
         typer.Option(
-            metavar="STORE",
-            parser=local_path("plan --store looks at the room on a disk, so it takes"),
-            help="Where the store would be.",
+            metavar="STORE", parser=locate, help="Where the store would be, a path or a URL."
         ),
     ] = Path("states.zarr"),
+    stage: StageDir = None,
     layers: Layers = None,
     dtype: Annotated[
         Literal["bfloat16", "float16", "float32"], typer.Option(help="Element type.")
@@ -69,7 +70,7 @@ def plan(
 ) -> None:
     """Say what extracting --data would take: samples, bytes, files, hours, free space.
 
-    Needs no server and writes nothing. Exit code 3 when it cannot work on this machine.
+    Needs no server and writes nothing; a bucket is asked once whether it answers. Exit code 3 when it cannot work on this machine.
     """
     from extraction.plan import plan_run
     from hsstore.create import LayoutOptions
@@ -78,6 +79,7 @@ def plan(
         raise InputError("--data and --model are needed")
     needs, report = plan_run(
         store,
+        stage,
         data_options(
             data,
             chat_template_kwargs,

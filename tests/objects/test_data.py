@@ -21,6 +21,8 @@ from tests.command import command
 from tests.dataset.test_files import JSONL, RECORDS, write_arrow
 
 if TYPE_CHECKING:
+    from typer.testing import Result
+
     from tests.objects.s3 import S3
 
 KINDS = ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet", "empty.jsonl", "folder", "splits"]
@@ -156,3 +158,32 @@ def test_plan_and_regenerate_read_their_data_under_a_url(remote: S3, directory: 
     assert plans[0].stdout.splitlines()[:2] == plans[1].stdout.splitlines()[:2]
     assert prompts[0][0].sample_id == prompts[1][0].sample_id == "prompts-1"
     assert prompts[0][0].fingerprint == prompts[1][0].fingerprint
+
+
+def test_the_plan_of_a_store_under_a_url_counts_objects_and_the_room_in_the_stage(
+    remote: S3, directory: Path
+) -> None:
+    (directory / "config.json").write_text('{"hidden_size": 8, "num_hidden_layers": 8}')
+    (directory / "a.jsonl").write_text('{"input_ids": [1, 2], "loss_mask": [1, 1]}\n')
+    stage = directory / "stage"
+
+    def plan(store: str) -> Result:
+        arguments = ("--data", directory / "a.jsonl", "--model", directory, "--stage", stage)
+        return command("plan", "--store", store, *arguments)
+
+    url, bucket = remote.new("s.zarr"), f"{remote.protocol}://states"
+    found, whole = plan(url), plan(bucket)
+    missing = plan(f"{remote.protocol}://no-such-bucket/s.zarr")
+    asked = [one["method"] for one in remote.requests() if "s.zarr" in one["path"]]
+    remote.fail(403, "s.zarr", times=1)
+    forbidden = plan(url)
+
+    assert found.exit_code == 0, found.output
+    assert "GB stored in 4 objects" in found.stdout
+    assert "GB free in the stage" in found.stdout
+    assert not stage.exists()
+    assert (whole.exit_code, f"such as {bucket}/states.zarr" in whole.stderr) == (2, True)
+    assert (missing.exit_code, forbidden.exit_code) == (2, 2), missing.output
+    assert "NoSuchBucket" in missing.stderr
+    assert f"{url}" in forbidden.stderr
+    assert not {"PUT", "POST"} & {*asked}

@@ -97,7 +97,6 @@ def test_beside_a_bucket_is_nothing_of_ours(bucket: str) -> None:
     "arguments",
     [
         ("doctor", "s3://b/a"),
-        ("plan", "--store", "s3://b/a"),
         ("verify", "a", "--html", "s3://b/a.html"),
         ("--stage", "s3://b/stage"),
         ("serve", "s3://b/model"),

@@ -18,6 +18,7 @@ from extraction.diagnosis.child import Child
 from extraction.diagnosis.copies import ALIVE_SECONDS, read_copies, runs_directory
 from extraction.diagnosis.find import find_pages
 from extraction.diagnosis.last_seen import parse_copies, parse_report
+from extraction.diagnosis.objects import read_sign_copies
 from extraction.page import read_page
 from extraction.status import RunStatus, WatchStatus, watch_path
 from hsstore.errors import CorruptStoreError, HsstoreError, UnreachableError
@@ -148,17 +149,7 @@ def _read_objects(store: RemotePath) -> dict[str, Any]:
     ------
     UnreachableError, InputError
     """
-    from hsstore.claim_objects import read_signs  # noqa: PLC0415  # brings fsspec
-
-    copies = [
-        {
-            "status": sign.data.decode(errors="replace"),
-            "stall": "",
-            "written_seconds": sign.modified,
-        }
-        for sign in read_signs(store)
-    ]
-    found = {"real": str(store), "copies": copies}
+    found: dict[str, Any] = {"real": str(store), "copies": read_sign_copies(store)}
     try:
         return found | _counts(store)
     except CorruptStoreError as error:

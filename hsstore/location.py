@@ -152,6 +152,15 @@ def locate(text: str | Location) -> Location:
     return RemotePath(f"{protocol}://{'/'.join(parts)}")
 
 
+def is_url(text: str) -> bool:
+    """Say whether it is a URL that `locate` has given, and no path.
+
+    >>> is_url("s3://bucket/s.zarr"), is_url("/data/s.zarr")
+    (True, False)
+    """
+    return "://" in text
+
+
 def runs_beside(store: RemotePath) -> RemotePath:
     """Return where all lies that is about the runs of a store: beside it.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from extraction.diagnosis.evidence import NOT_ASKED
 from extraction.diagnosis.stacks import is_idle, is_main
 from extraction.diagnosis.waits import how_it_hangs, is_disk_wait
+from hsstore.location import is_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -197,7 +198,7 @@ class Case:
 
     def refused_by(self) -> str | None:
         """Say what shows that the disk takes no writes; None where it does, or moves on."""
-        if self.client_alive and not self.stalled:
+        if self.client_alive and (not self.stalled or is_url(self.store)):
             return None
         if self.status is not None and self.status.exit_code == OUTPUT_ERROR:
             return self.status.message
@@ -211,6 +212,8 @@ class Case:
     def _probe_proves(self, output: OutputEvidence) -> bool:
         """Whether a probe did not come back, and the run, too, has moved nothing for long."""
         if False not in {output.read_answered, output.write_answered}:
+            return False
+        if self.client_alive and is_url(output.path):  # `remote` says why
             return False
         quiet_seconds = min(self.stalled_seconds, 2 * output.deadline_seconds)
         return not self.client_alive or self._still_for(quiet_seconds)

@@ -261,5 +261,5 @@ def _answers(output: OutputEvidence) -> Iterator[str]:
         yield f"output: {kind} did not come back within {limit}, at: {output.last_step}"
     elif output.write_answered:
         yield "output: answers reads and writes"
-    elif output.read_answered:
+    elif output.read_answered and not output.error:
         yield f"output: answers reads; writing was not tried: {output.write_untried}"

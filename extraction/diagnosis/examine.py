@@ -33,6 +33,7 @@ from extraction.diagnosis.evidence import (
 )
 from extraction.diagnosis.find import find_pages
 from extraction.diagnosis.last_seen import Copied, parse_copies
+from extraction.diagnosis.objects import UNTRIED
 from extraction.diagnosis.probe import (
     ask_for_health,
     look_at_gpus,
@@ -42,12 +43,14 @@ from extraction.diagnosis.probe import (
 )
 from extraction.diagnosis.processes import look_at_process, parent_of
 from hsstore.errors import InputError
+from hsstore.location import RemotePath, absolute_text, is_url, locate, runs_beside
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from extraction.diagnosis.child import Answer
     from extraction.diagnosis.find import FoundPage, Pages
+    from hsstore.location import Location
 
 DEADLINE_SECONDS = 5.0
 STACKS_AFTER_SECONDS = 2.0
@@ -56,7 +59,7 @@ interpreter's lock, which can crash one whose threads are all computing (seen on
 
 
 def collect_all(
-    store: Path,
+    store: Location,
     *,
     deadline_seconds: float = DEADLINE_SECONDS,
     sample_seconds: float = 2 * SAMPLE_SECONDS,
@@ -75,10 +78,15 @@ def collect_all(
     InputError
         There is no such store, and no run that would make it.
     """
-    path = os.path.abspath(store)  # noqa: PTH100  # as given: following links may hang
+    path = absolute_text(store)  # as given: following links may hang
+    if isinstance(store, RemotePath):
+        runs_beside(store)  # refuses a whole bucket
+        from hsstore.objects.client import load_client  # noqa: PLC0415  # brings fsspec
+
+        load_client(str(store))  # here: only requests are to count against the deadline
     pages = find_pages()
     page = next(iter(pages.of(path)), None)
-    reading = Child(lambda tell: look_at_output(path, tell))
+    reading = Child(lambda tell: look_at_output(locate(path), tell))
     began = time.monotonic()
     gpus = Child(look_at_gpus)
     local = Evidence() if page is None else _collect(page.path, sample_seconds)
@@ -140,7 +148,7 @@ def _read_output(path: str, real: str, answer: Answer, deadline_seconds: float) 
         read_answered=answer.answered,
         deadline_seconds=deadline_seconds,
         last_step=answer.last_step,
-        error=answer.error,
+        error=answer.error or found.get("error", ""),
         newest_write_age_seconds=found.get("newest_write_age_seconds"),
         claims=tuple(map(_describe_claim, claims)),
         claimed_elsewhere=next((one["host"] for one in claims if not one["local"]), ""),
@@ -154,6 +162,8 @@ def _read_output(path: str, real: str, answer: Answer, deadline_seconds: float) 
 def _try_to_write(output: OutputEvidence, deadline_seconds: float) -> OutputEvidence:
     if not output.read_answered:
         return replace(output, write_untried="reading did not come back")
+    if is_url(output.path):
+        return replace(output, write_untried=UNTRIED)
     writing = Child(lambda tell: try_to_write(output.path, tell))
     answer = writing.wait(time.monotonic() + deadline_seconds)
     if not answer.answered:
@@ -188,7 +198,7 @@ def _fill_in(local: Evidence, output: _Output, pages: Pages, page: FoundPage | N
 
 
 def _without_a_page(local: Evidence, output: _Output, copies: list[Copied]) -> Evidence:
-    claim = next((one for one in output.claims if one["local"] and one["held"]), None)
+    claim = next((one for one in output.claims if one["local"] and one["lives"]), None)
     if claim is not None:  # a run of this machine: its own copy, not that of another one
         local = replace(local, worker=_claimed_worker(claim["pid"]))
         copies = [one for one in copies if one.status.run == claim["run"]]
@@ -212,9 +222,9 @@ def _is_elsewhere(evidence: Evidence, output: _Output) -> bool:
 
 
 def _claimed_worker(pid: int) -> ProcessEvidence:
-    """Look at the process that holds a claim's lock on this machine."""
+    """Look at the process that has a claim, and is known to live on this machine."""
     worker = look_at_process(pid, "worker", sample_seconds=SAMPLE_SECONDS)
-    hidden = "it holds its claim's lock, and the kernel does not show it to us"
+    hidden = "its claim says that it lives, and the kernel does not show it to us"
     return worker if worker.alive else replace(worker, alive=True, unreadable=hidden)
 
 
@@ -227,7 +237,7 @@ def _copied_worker(copied: Copied) -> ProcessEvidence:
 
 
 def _describe_claim(claim: dict[str, Any]) -> str:
-    state = "its lock is held" if claim["held"] else "its lock is free: it is dead"
+    state = "it lives" if claim["lives"] else "it is dead"
     if not claim["local"]:
         state = "whether it lives cannot be told from here"
     return f"run {claim['run']} (pid {claim['pid']} on {claim['host']}): {state}"

@@ -13,6 +13,7 @@ from extraction.diagnosis.case import WAITS, Case
 from extraction.diagnosis.describe import describe, kill_cost
 from extraction.diagnosis.elsewhere import lost_elsewhere, seen_in_a_copy
 from extraction.diagnosis.finding import RERUN, Finding
+from extraction.diagnosis.remote import objects_refused, objects_silent
 from extraction.diagnosis.servers import server_by_server, together
 from hsstore.report import Diagnosis
 from hsstore.verdict import Verdict
@@ -69,14 +70,6 @@ def _output_blocked(case: Case) -> Finding | None:
     why = case.blocked_by()
     if why is None:
         return None
-    call = case.late_disk_call
-    if call is not None and "://" in call.detail:
-        return Finding(
-            Verdict.OUTPUT_BLOCKED,
-            f"the object store is slow, or does not answer: {why}",
-            f"see whether {case.store} can be reached from here, and what its provider or its log says. The run "
-            "goes on by itself when it answers, and ends with 75 when one request has failed nine times",
-        )
     where = case.output_mount or case.store
     advice = (
         f"look at {where}: the kernel's log (dmesg), the storage server, a freeze or a snapshot. "
@@ -361,8 +354,10 @@ def _inexplicable(case: Case) -> Finding:
 RULES: tuple[Callable[[Case], Finding | None], ...] = (
     _finished,
     _client_stopped,
+    objects_silent,
     _output_blocked,
     _plan_mismatch,
+    objects_refused,
     _output_refuses,
     _client_dead,
     seen_in_a_copy,

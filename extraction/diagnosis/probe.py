@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from extraction.diagnosis.copies import read_copies, runs_directory
+from extraction.diagnosis.objects import look_at_objects
 from extraction.engines.sglang.log import mask
-from hsstore.claims import Claim, claims_of, lives, read_claims
-from hsstore.errors import HsstoreError
+from hsstore.claims import Claim, is_dead_here, owners_of
+from hsstore.errors import HsstoreError, UnreachableError
 from hsstore.store import Store
 
 if TYPE_CHECKING:
     from extraction.diagnosis.child import Tell
+    from hsstore.location import Location
 
 LOG_LINES: Final = 5
 _LOG_BYTES: Final = 64 << 10
@@ -33,21 +35,24 @@ _NOT_OURS: Final = {errno.EACCES, errno.EPERM}
 _NO_UNNAMED_FILES: Final = {errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL}
 
 
-def look_at_output(store: str, tell: Tell) -> dict[str, Any]:
-    """Look at the file system, the store's completion and its claims."""
+def look_at_output(store: Location, tell: Tell) -> dict[str, Any]:
+    """Look at the file system, or the object store; at the store's completion and its claims."""
+    if not isinstance(store, Path):
+        return look_at_objects(store, _look_at_store, tell)
     found: dict[str, Any] = {}
     tell(f"stat of {store}")
-    found["exists"] = Path(store).exists()
+    found["exists"] = store.exists()
     found["real"] = os.path.realpath(store)
-    place = _existing(Path(store))
+    place = _existing(store)
     tell(f"statvfs of {place}")
     found |= _space(place)
-    tell(f"reading {runs_directory(Path(store))}")
-    found["copies"] = read_copies(Path(store))
+    tell(f"reading {runs_directory(store)}")
+    found["copies"] = read_copies(store)
     if found["exists"]:
         tell(f"reading {store}/zarr.json")
-        found["is_store"] = (Path(store) / "zarr.json").exists()
-        found |= _look_at_store(Path(store), tell)
+        found["is_store"] = (store / "zarr.json").exists()
+        found |= _look_at_store(store, tell)
+        found["newest_write_age_seconds"] = _newest_write(store)
     return found
 
 
@@ -162,13 +167,16 @@ def _space(place: Path) -> dict[str, Any]:
     }
 
 
-def _look_at_store(path: Path, tell: Tell) -> dict[str, Any]:
+def _look_at_store(location: Location, tell: Tell) -> dict[str, Any]:
+    tell(f"reading {location}/zarr.json")
     try:
-        store = Store.open(path)
-        tell(f"reading {path}/complete")
+        store = Store.open(location)
+        tell(f"reading {location}/complete")
         completion = store.completion()
-        tell(f"reading {path}/runs")
+        tell(f"reading {location}/runs")
         runs = store.runs()
+    except UnreachableError:
+        raise
     except HsstoreError as error:
         return {"unreadable_plan": str(error)}
     found: dict[str, Any] = {
@@ -187,13 +195,12 @@ def _look_at_store(path: Path, tell: Tell) -> dict[str, Any]:
         else:  # of an earlier version
             found["spool"] = str(last.options.get("spool") or "")
             found["server"] = str(last.options.get("server") or "")
-    tell(f"reading {claims_of(store)}")
-    found["claims"] = _claims(claims_of(store))
-    found["newest_write_age_seconds"] = _newest_write(path)
+    tell(f"reading {location}.runs/claims")
+    found["claims"] = _claims(store)
     return found
 
 
-def _claims(directory: Path) -> list[dict[str, Any]]:
+def _claims(store: Store) -> list[dict[str, Any]]:
     """Return the owner of each claimed span once, and whether it is known to live."""
     me = Claim.of_this_process("doctor")
     return [
@@ -203,9 +210,9 @@ def _claims(directory: Path) -> list[dict[str, Any]]:
             "host": claim.host,
             "since": claim.since,
             "local": claim.shares_locks_with(me),
-            "held": lives(directory, claim.run),
+            "lives": claim.shares_locks_with(me) and not is_dead_here(store, claim, me),
         }
-        for claim, _ in read_claims(directory).values()
+        for claim, _ in owners_of(store).values()
     ]
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hsstore.cli.app import app
-from hsstore.cli.options import AsJson, local_path
+from hsstore.cli.options import AsJson, StoreLocation
 from hsstore.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -19,27 +18,21 @@ _CODES = ", ".join(f"{verdict.exit_code} {verdict}" for verdict in Verdict)
 
 @app.command(epilog=f"Exit codes: {_CODES}. Below 20 there is nothing to do.")
 def doctor(
-    store: Annotated[
-        Path,
-        typer.Argument(
-            metavar="STORE",
-            parser=local_path("doctor looks at processes, logs and disks, so it takes"),
-        ),
-    ],
+    store: StoreLocation,
     *,
     json: AsJson = False,
     stalled_after: Annotated[
         float, typer.Option(help="Seconds without progress that count as standing still.")
     ] = 60.0,
     timeout: Annotated[
-        float, typer.Option(help="Seconds that a disk or a server has to answer.")
+        float, typer.Option(help="Seconds that a disk, an object store or a server has to answer.")
     ] = 5.0,
 ) -> None:
     """Find out why a run on STORE stands still: one verdict, evidence, advice, a kill's cost.
 
     Looks at its process and what each thread waits in, its progress, its spool, its server and
-    the disk, and changes nothing. Works from another terminal, on a dead run, and while the disk
-    hangs. What may not be looked at (another user's process) is said.
+    the disk, and changes nothing. Works from another terminal, on a dead run, and while the disk or the
+    object store hangs. What may not be looked at (another user's process) is said.
     """
     from extraction.diagnosis.examine import collect_all
     from extraction.diagnosis.judge import judge

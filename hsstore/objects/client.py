@@ -53,6 +53,11 @@ def start(url: str, work: Callable[[AnyBackend], Coroutine[Any, Any, T]]) -> Fut
     return asyncio.run_coroutine_threadsafe(work(backend), backend.loop)
 
 
+def load_client(url: str) -> None:
+    """Load what a URL needs, which takes a while, without connecting."""
+    _backend_class(url.partition("://")[0])
+
+
 def forget() -> None:
     """Have the next call connect anew."""
     _backend.cache_clear()
@@ -65,14 +70,18 @@ def _backend_of(url: str) -> AnyBackend:
 @lru_cache(maxsize=8)
 def _backend(protocol: str, process: int) -> AnyBackend:  # noqa: ARG001
     """Connect, once a process: what a fork leaves of a connection is not to be used."""
+    return _backend_class(protocol)()
+
+
+def _backend_class(protocol: str) -> type[AnyBackend]:
     if protocol == "memory":
         from hsstore.objects.memory_write import MemoryStore  # noqa: PLC0415
 
-        return MemoryStore()
+        return MemoryStore
     if protocol == "gs":
         from hsstore.objects.gs_write import GoogleStore  # noqa: PLC0415  # 300 ms, and an extra
 
-        return GoogleStore()
+        return GoogleStore
     from hsstore.objects.s3_write import S3Store  # noqa: PLC0415  # 400 ms, and an extra
 
-    return S3Store()
+    return S3Store

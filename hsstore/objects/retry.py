@@ -24,11 +24,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ATTEMPTS = 9
+_attempts = ATTEMPTS
 FIRST_DELAY_SECONDS = 0.1
 """Doubled each time: up to 23 seconds in all, and what the attempts take."""
 LONGEST_DELAY_SECONDS = 10.0
 
 _USER = re.compile(r"//[^\s]*@")
+
+
+def try_at_most(attempts: int) -> None:
+    """Have this process give up earlier: one that only looks, for somebody who waits."""
+    global _attempts  # noqa: PLW0603  # one number a process
+    _attempts = attempts
 
 
 async def persist(backend: Refusing, what: str, url: str, attempt: Callable[[], Awaitable[T]]) -> T:
@@ -51,7 +58,7 @@ async def persist(backend: Refusing, what: str, url: str, attempt: Callable[[], 
     """
     began = time.monotonic()
     last: Exception | None = None
-    for number in range(ATTEMPTS):
+    for number in range(_attempts):
         if number:
             await asyncio.sleep(_delay_seconds(number))
         try:
@@ -62,7 +69,7 @@ async def persist(backend: Refusing, what: str, url: str, attempt: Callable[[], 
             _raise_if_hopeless(backend, what, url, error)
             last = error
     raise UnreachableError(
-        f"cannot {what} {url}: {describe(last)}; tried {ATTEMPTS} times in {time.monotonic() - began:.0f} s. "
+        f"cannot {what} {url}: {describe(last)}; tried {_attempts} times in {time.monotonic() - began:.0f} s. "
         "See whether the object store can be reached, then run the same command again"
     )
 

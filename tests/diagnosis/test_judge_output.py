@@ -19,6 +19,7 @@ from tests.diagnosis.given import (
     MAIN,
     OUTPUT,
     QUIET,
+    STANDING,
     STATUS,
     STORE,
     Given,
@@ -86,6 +87,62 @@ CASES: list[Given] = [
         ),
         Verdict.OUTPUT_BLOCKED,
         "the object store is slow, or does not answer: write of s3://b/s.zarr/complete/c.1",
+    ),
+    (
+        "a request for the data that has no answer",
+        replace(
+            QUIET,
+            status=status(stages=(stage("disk:read", "s3://b/chats.jsonl"),)),
+        ),
+        Verdict.CLIENT_STUCK,
+        "waits for an object store that does not answer: read of s3://b/chats.jsonl",
+    ),
+    (
+        "an object store that hides from the doctor, and not from the run that stands",
+        replace(
+            QUIET,
+            spool=STANDING,
+            output=OutputEvidence("s3://b/s.zarr", read_answered=False),
+        ),
+        Verdict.SERVER_HUNG,
+        "",
+    ),
+    (
+        "one that refuses the doctor, and not the run",
+        replace(
+            QUIET,
+            spool=STANDING,
+            output=OutputEvidence("s3://b/s.zarr", read_answered=True, error="no credentials"),
+        ),
+        Verdict.SERVER_HUNG,
+        "",
+    ),
+    (
+        "one that refuses, and nothing runs",
+        replace(DEAD, output=OutputEvidence("s3://b/s.zarr", error="no credentials")),
+        Verdict.OUTPUT_BLOCKED,
+        "cannot be read from here: no credentials",
+    ),
+    (
+        "one that does not answer, and nothing runs",
+        replace(DEAD, output=OutputEvidence("s3://b/s.zarr", read_answered=False)),
+        Verdict.OUTPUT_BLOCKED,
+        "does not answer: an attempt to look at it",
+    ),
+    (
+        "the stage before an object store was full",
+        replace(
+            DEAD,
+            status=replace(
+                STATUS,
+                held=False,
+                exit_code=74,
+                message="cannot write /tmp/hsstore-stage-1/x: No space left on device",
+            ),
+            output=OutputEvidence("s3://b/s.zarr", read_answered=True),
+        ),
+        Verdict.OUTPUT_FULL,
+        "the disk of the stage is full: cannot write /tmp/hsstore-stage-1/x",
     ),
     (
         "nothing but the probe",

@@ -226,7 +226,7 @@ def test_a_store_is_looked_at_and_a_write_leaves_nothing(tmp_path: Path) -> None
     store = make_store(tmp_path / "s.zarr", [3, 9, 40])
     before = sorted(tmp_path.rglob("*"))
 
-    found = look_at_output(str(store.path), str)
+    found = look_at_output(store.path, str)
     written = try_to_write(str(store.path), str)
 
     assert (found["samples"], found["complete"], found["failed"]) == (3, 0, 0)
@@ -248,7 +248,7 @@ def test_of_a_dead_run_the_server_is_looked_at_that_was_asked(tmp_path: Path) ->
     record = begin_record("r", "f" * 64, "sglang", {}).model_copy(update={"servers": servers})
     store.record_run(record)
 
-    found = look_at_output(str(store.path), str)
+    found = look_at_output(store.path, str)
 
     assert (found["server"], found["spool"]) == ("http://asked", "/asked")
 
@@ -258,7 +258,7 @@ def test_a_store_that_cannot_be_read_is_said(tmp_path: Path, damage: str) -> Non
     store = make_store(tmp_path / "s.zarr", [3, 9, 40])
     (store.path / "zarr.json").write_text(damage)
 
-    assert look_at_output(str(store.path), str)["unreadable_plan"]
+    assert look_at_output(store.path, str)["unreadable_plan"]
 
 
 def test_a_port_where_nobody_listens_refuses() -> None:

@@ -22,7 +22,7 @@ PROBE_SECONDS = 3.0
 PATIENCE_SECONDS = 120.0
 
 
-def ask_doctor(store: Path, **process: Any) -> Diagnosis:
+def ask_doctor(store: Path | str, **process: Any) -> Diagnosis:
     """Run the command; `process` says as whom."""
     limits = ["--stalled-after", str(STALL_SECONDS), "--timeout", str(PROBE_SECONDS)]
     command: list[str | Path] = [
@@ -44,7 +44,7 @@ def ask_doctor(store: Path, **process: Any) -> Diagnosis:
     return diagnosis
 
 
-def expect(store: Path, verdict: Verdict, **process: Any) -> Diagnosis:
+def expect(store: Path | str, verdict: Verdict, **process: Any) -> Diagnosis:
     """Ask until the verdict is the expected one: a stall needs its seconds to be one."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:

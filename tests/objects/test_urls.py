@@ -96,7 +96,6 @@ def test_beside_a_bucket_is_nothing_of_ours(bucket: str) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("doctor", "s3://b/a"),
         ("verify", "a", "--html", "s3://b/a.html"),
         ("--stage", "s3://b/stage"),
         ("serve", "s3://b/model"),

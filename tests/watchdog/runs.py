@@ -32,7 +32,7 @@ END_SECONDS = 120.0
 class Run:
     """One command, in a session of its own; its log is where `log` says."""
 
-    def __init__(self, store: Path, log: Path, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, store: Path | str, log: Path, process: subprocess.Popen[bytes]) -> None:
         self.store, self.process = store, process
         self._log = log
 
@@ -70,7 +70,7 @@ class Run:
 
 @contextmanager
 def extracting(
-    store: Path,
+    store: Path | str,
     fake: Serving,
     *arguments: str | Path,
     log: Path | None = None,

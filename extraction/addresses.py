@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from extraction.relay.mirrors import is_relay, mirror_path
 from extraction.spool import default_spool
 from hsstore.errors import InputError
+from hsstore.location import locate, require_local
 from hsstore.spec import Record
 
 if TYPE_CHECKING:
@@ -65,7 +66,10 @@ def parse_address(option: str, text: str, spool: Path | None = None) -> ServerAd
             url=url, spool=spool or mirror_path(path), relay=_parse_relay(option, path)
         )
     if path or spool:
-        return ServerAddress(url=url, spool=Path(path) if path else Path(spool or ""))
+        local = (
+            require_local(locate(path), f"{option}: a spool is in") if path else Path(spool or "")
+        )
+        return ServerAddress(url=url, spool=local)
     if port is None:
         raise InputError(f"{option} {url}: no port, so its spool is needed: give URL=SPOOL")
     return ServerAddress(url=url, spool=default_spool(port))

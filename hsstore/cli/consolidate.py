@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -50,7 +49,7 @@ def consolidate(
         list[str] | None,
         typer.Option(
             metavar="split=NAME|ids=FILE",
-            help="Take only one split, or the ids of a file, one a line. Repeated: any of these "
+            help="Take only one split, or the ids of a file, or of its URL, one a line. Repeated: any of these "
             "splits, and of these files.",
         ),
     ] = None,
@@ -132,7 +131,7 @@ def _filter(conditions: list[str]) -> Filter:
         if name not in given or not value:
             raise InputError(f"--where {condition}: not split=NAME or ids=FILE")
         given[name].append(value)
-    return Filter.of(given["split"], [Path(file) for file in given["ids"]])
+    return Filter.of(given["split"], [locate(file) for file in given["ids"]])
 
 
 def _lines(report: Consolidation) -> Iterator[str]:

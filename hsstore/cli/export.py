@@ -16,6 +16,7 @@ from hsstore.cli.options import (
     Scheduler,
     StoreLocation,
     Workers,
+    local_path,
 )
 from hsstore.cli.progress import progress_bar
 from hsstore.location import locate
@@ -43,7 +44,12 @@ def export(
     ],
     split: Annotated[str | None, typer.Option(help="Only samples of this split.")] = None,
     ids: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Only samples whose ids it has, one a line.")
+        AnyLocation | None,
+        typer.Option(
+            metavar="FILE",
+            parser=locate,
+            help="Only samples whose ids it has, one a line; or its URL.",
+        ),
     ] = None,
     draft_vocab: Annotated[
         int | None,
@@ -51,7 +57,10 @@ def export(
     ] = None,
     model: Annotated[
         Path | None,
-        typer.Option(help="The target's directory: its vocabulary; specforge: an index of it."),
+        typer.Option(
+            parser=local_path("--model takes"),
+            help="The target's directory: its vocabulary; specforge: an index of it.",
+        ),
     ] = None,
     workers: Workers = None,
     processes: Processes = None,

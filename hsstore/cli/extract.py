@@ -30,11 +30,17 @@ from hsstore.cli.options import (
     TrainOn,
     TrustRemoteCode,
     data_options,
+    local_path,
     server_addresses,
     worker_number,
 )
 
-ModelDir = Annotated[Path | None, typer.Option("--model", help="The model's directory: tokenizer.")]
+ModelDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--model", parser=local_path("--model takes"), help="The model's directory: tokenizer."
+    ),
+]
 
 
 @app.command()
@@ -50,7 +56,8 @@ def extract(
     servers_file: Annotated[
         Path | None,
         typer.Option(
-            help="File with more servers, one URL[=SPOOL] a line; read again while the run goes on."
+            parser=local_path("--servers-file reads"),
+            help="File with more servers, one URL[=SPOOL] a line; read again while the run goes on.",
         ),
     ] = None,
     data: DataFiles = None,
@@ -58,7 +65,8 @@ def extract(
     spool: Annotated[
         Path | None,
         typer.Option(
-            help="The server's spool [default: by its port]; where a relay is named, its mirror here."
+            parser=local_path("--spool takes"),
+            help="The server's spool [default: by its port]; where a relay is named, its mirror here.",
         ),
     ] = None,
     api_key_file: ApiKeyFile = None,

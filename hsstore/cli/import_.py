@@ -28,6 +28,7 @@ from hsstore.cli.options import (
     TrustRemoteCode,
     data_options,
     layer_list,
+    local_path,
     server_and_spool,
 )
 from hsstore.cli.progress import progress_bar
@@ -79,7 +80,10 @@ def import_(
     data: DataFiles = None,
     model: Annotated[
         Path | None,
-        typer.Option(help="New store: the model's directory; with --data, its tokenizer."),
+        typer.Option(
+            parser=local_path("--model takes"),
+            help="New store: the model's directory; with --data, its tokenizer.",
+        ),
     ] = None,
     server: Annotated[
         str | None,

@@ -111,14 +111,25 @@ Layers = Annotated[
 ]
 
 ApiKeyFile = Annotated[
-    Path | None, typer.Option(help="File with the server's API key [default: HSSTORE_API_KEY].")
+    Path | None,
+    typer.Option(
+        parser=local_path("--api-key-file reads"),
+        help="File with the server's API key [default: HSSTORE_API_KEY].",
+    ),
 ]
 CaCert = Annotated[
     Path | None,
-    typer.Option(help="PEM file with the private authority that signed an https server's."),
+    typer.Option(
+        parser=local_path("--ca-cert reads"),
+        help="PEM file with the private authority that signed an https server's.",
+    ),
 ]
 RelayTokenFile = Annotated[
-    Path | None, typer.Option(help="File with the token of relays [default: HSSTORE_RELAY_TOKEN].")
+    Path | None,
+    typer.Option(
+        parser=local_path("--relay-token-file reads"),
+        help="File with the token of relays [default: HSSTORE_RELAY_TOKEN].",
+    ),
 ]
 
 GB = 1e9

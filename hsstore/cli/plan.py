@@ -29,6 +29,7 @@ from hsstore.cli.options import (
     TrustRemoteCode,
     data_options,
     layer_list,
+    local_path,
 )
 from hsstore.errors import InputError
 from hsstore.location import locate
@@ -38,7 +39,11 @@ from hsstore.location import locate
 def plan(
     data: DataFiles = None,
     model: Annotated[
-        Path | None, typer.Option(help="The model's directory: configuration and tokenizer.")
+        Path | None,
+        typer.Option(
+            parser=local_path("--model takes"),
+            help="The model's directory: configuration and tokenizer.",
+        ),
     ] = None,
     store: Annotated[
         AnyLocation,

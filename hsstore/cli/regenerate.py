@@ -46,7 +46,10 @@ def regenerate(
         ),
     ],
     server: Annotated[str, typer.Option(help="URL of the server. Proxies are never used.")],
-    model: Annotated[Path, typer.Option(help="The model's directory: tokenizer.")],
+    model: Annotated[
+        Path,
+        typer.Option(parser=local_path("--model takes"), help="The model's directory: tokenizer."),
+    ],
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 1024,
     temperature: Annotated[
         float, typer.Option(min=0.0, help="0: always the most likely token.")

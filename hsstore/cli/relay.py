@@ -27,7 +27,10 @@ def relay(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses one.")] = 31000,
     token_file: Annotated[
         Path | None,
-        typer.Option(help="File with the token of its client [default: HSSTORE_RELAY_TOKEN]."),
+        typer.Option(
+            parser=local_path("--token-file reads"),
+            help="File with the token of its client [default: HSSTORE_RELAY_TOKEN].",
+        ),
     ] = None,
     max_connections: Annotated[
         int, typer.Option(min=4, help="Requests at once; more are told to come later.")

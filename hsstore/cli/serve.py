@@ -34,7 +34,11 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 chooses one.")] = 30000,
     spool: Annotated[
-        Path | None, typer.Option(help="Directory in shared memory [default: by the port].")
+        Path | None,
+        typer.Option(
+            parser=local_path("--spool takes"),
+            help="Directory in shared memory [default: by the port].",
+        ),
     ] = None,
     spool_group: Annotated[
         int | None, typer.Option(help="Group id to share the spool with [default: private].")
@@ -46,12 +50,16 @@ def serve(
     ] = None,
     python: Annotated[
         Path | None,
-        typer.Option(help="sglang: Python of SGLang's environment [default: this one]."),
+        typer.Option(
+            parser=local_path("--python takes"),
+            help="sglang: Python of SGLang's environment [default: this one].",
+        ),
     ] = None,
     log: Annotated[
         Path | None,
         typer.Option(
-            help="sglang: file for its log [default: ~/.local/state/hsstore/sglang-PORT.log]."
+            parser=local_path("--log writes"),
+            help="sglang: file for its log [default: ~/.local/state/hsstore/sglang-PORT.log].",
         ),
     ] = None,
     print_command: Annotated[

@@ -50,7 +50,7 @@ def verify(
         Path | None,
         typer.Option(
             metavar="FILE",
-            parser=local_path("verify --html writes"),
+            parser=local_path("--html writes"),
             help="Write a report for a browser too.",
         ),
     ] = None,
@@ -58,6 +58,7 @@ def verify(
         Path | None,
         typer.Option(
             metavar="MODEL_DIR",
+            parser=local_path("--semantic takes"),
             help="Check that states belong to their tokens and to this model: its checkpoint.",
         ),
     ] = None,

@@ -13,7 +13,8 @@ from hsstore.spec import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
+
+    from hsstore.location import Location
 
 Order = Literal["dataset", "length", "shuffle"]
 """`dataset`: as in the sources, samples of the same dataset by their place in it; `length`: ascending;
@@ -32,20 +33,22 @@ class Filter:
     ids: frozenset[bytes] | None = None
 
     @classmethod
-    def of(cls, splits: Iterable[str], id_files: Iterable[Path]) -> Self:
+    def of(cls, splits: Iterable[str], id_files: Iterable[Location]) -> Self:
         """Collect what the command line says: splits that are wanted, and files with an id a line.
 
         Raises
         ------
         InputError
             A file cannot be read, or names nothing.
+        UnreachableError
+            An object store does not answer.
         """
         names, files = frozenset(splits), list(id_files)
         ids = frozenset[bytes]().union(*(_read_ids(path) for path in files)) if files else None
         return cls(names or None, ids)
 
 
-def _read_ids(path: Path) -> frozenset[bytes]:
+def _read_ids(path: Location) -> frozenset[bytes]:
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import fsspec
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 
 import hsstore
 import hsstore.cli
+from hsstore.cli.app import app
 from hsstore.errors import CorruptStoreError, InputError
 from hsstore.importing.fetched import FetchedFiles
 from hsstore.location import PROTOCOLS, RemotePath, locate, runs_beside
@@ -32,7 +34,7 @@ from tests.command import command
 from tests.objects.s3 import NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 def test_urls_and_paths_are_told_apart() -> None:
@@ -93,27 +95,90 @@ def test_beside_a_bucket_is_nothing_of_ours(bucket: str) -> None:
     assert runs_beside(RemotePath("memory://a")) == RemotePath("memory://a.runs")
 
 
+URL = "s3://b/a"
+TAKE_URLS: dict[str, set[str]] = {
+    "consolidate": set(),
+    "doctor": {"store"},
+    "export": {"store", "directory", "ids"},
+    "extract": {"store", "data"},
+    "import_": {"source", "store", "data"},
+    "info": {"store"},
+    "plan": {"data", "store"},
+    "regenerate": {"prompts"},
+    "relay": set(),
+    "serve": set(),
+    "status": {"store"},
+    "verify": {"store"},
+}
+"""Of each command what names a store or data; `consolidate` parses its paths by itself."""
+
+
+def test_each_place_that_a_command_is_given_takes_urls_or_refuses_them_by_its_name() -> None:
+    found: dict[str, set[str]] = {}
+    for one in app.registered_commands:
+        assert one.callback is not None
+        taken = found.setdefault(one.callback.__name__, set())
+        for name, hint in get_type_hints(one.callback, include_extras=True).items():
+            parse = _parser(hint)
+            if parse is None:
+                assert "Path" not in str(hint), f"{one.callback.__name__} {name} would take any URL"
+            elif isinstance(_parsed(parse), RemotePath):
+                taken.add(name)
+    assert found == TAKE_URLS
+
+
+def _parser(hint: Any) -> Callable[[str], object] | None:
+    found = [getattr(one, "parser", None) for one in getattr(hint, "__metadata__", ())]
+    parser: Callable[[str], object] | None = next(filter(None, found), None)
+    return parser
+
+
+def _parsed(parse: Callable[[str], object]) -> object:
+    try:
+        return parse(URL)
+    except InputError as error:
+        assert f" local paths only so far: {URL}" in str(error)  # noqa: PT017  # both are right
+        return None
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("verify", "a", "--html", "s3://b/a.html"),
-        ("--stage", "s3://b/stage"),
-        ("serve", "s3://b/model"),
-        (
-            "relay",
-            "s3://b/spool",
-            "--host",
-            "0.0.0.0",
-        ),  # where it is taken, it ends for want of a token
-        ("regenerate", "a", "s3://b/answers", "--server", "http://h:1", "--model", "m"),
+        ("verify", "a", "--html", URL),
+        ("verify", "a", "--semantic", URL),
+        ("extract", "a", "--stage", URL),
+        ("extract", "a", "--model", URL),
+        ("extract", "a", "--server", f"http://h:1={URL}"),
+        ("extract", "a", "--server", "http://h:1", "--spool", URL),
+        ("serve", URL),
+        ("serve", "a", "--log", URL),
+        ("relay", URL, "--host", "0.0.0.0"),  # where it is taken, it ends for want of a token
+        ("regenerate", "a", URL, "--server", "http://h:1", "--model", "m"),
     ],
 )
-def test_what_takes_no_url_yet_says_so_by_its_name(arguments: tuple[str, ...]) -> None:
-    of_extract = ["extract", "a"] if arguments[0].startswith("--") else []
-    refused = command(*of_extract, *arguments)
+def test_what_takes_no_url_ends_with_2_and_says_so(arguments: tuple[str, ...]) -> None:
+    refused = command(*arguments)
     assert refused.exit_code == 2
-    assert refused.stderr.startswith(f"hsstore: {arguments[0]} ")
-    assert "local paths only so far: " in refused.stderr
+    assert refused.stderr.startswith("hsstore: ")
+    assert f"local paths only so far: {URL}" in refused.stderr
+
+
+def test_ids_are_read_from_a_url(mixed: Path, in_memory: str, tmp_path: Path) -> None:
+    ids = f"{in_memory}/wanted.txt"
+    store = hsstore.open(mixed)
+    wanted = [store.sample_id(sample) for sample in sorted(complete_samples(store))[:2]]
+    fsspec.filesystem("memory").pipe_file(ids, "\n".join(wanted).encode())
+
+    merged = command("consolidate", mixed, tmp_path / "new.zarr", "--where", f"ids={ids}")
+    nothing = command("consolidate", mixed, tmp_path / "x", "--where", f"ids={ids}.none")
+    exported = command(
+        "export", mixed, tmp_path / "files", "--format", "speculators", "--ids", ids, "--json"
+    )
+
+    assert merged.exit_code == 0, merged.output
+    assert len(hsstore.open(tmp_path / "new.zarr")) == len(wanted)
+    assert (nothing.exit_code, f"{ids}.none: cannot be read" in nothing.stderr) == (2, True)
+    assert json.loads(exported.stdout)["samples"] == len(wanted)
 
 
 def test_a_store_in_memory_reads_as_on_disk(mixed: Path, in_memory: str) -> None:

@@ -41,7 +41,7 @@ from extraction.run_record import begin_record
 from extraction.server_wait import refuse_router
 from extraction.session import open_session
 from extraction.shared_work import open_claims, open_work
-from extraction.staging import is_there, open_stage, staged_shard_bytes, where_bytes_go
+from extraction.staging import is_there, open_stage, places, staged_shard_bytes, where_bytes_go
 from extraction.status import SHOWN_CHARACTERS, ServerState
 from hsstore.activity import tick
 from hsstore.codec import USUAL_RATIOS, usual_ratio
@@ -196,7 +196,7 @@ class Run:
     def _prepare(self) -> tuple[Store | None, TokenizedDataset | None]:
         """Open the store if it is there, and read the data if it is given."""
         options = self._options
-        self._report(store_real=str(options.store.resolve()))
+        self._report(**places(options))
         store = Store.open(options.store) if is_there(options.store) else None
         if store is None and not options.data.files:
             raise InputError(

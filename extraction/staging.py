@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,6 +48,16 @@ async def open_stage(options: ExtractOptions, run: str) -> AsyncIterator[Path | 
         yield stage.path
     finally:
         await asyncio.to_thread(stage.close)
+
+
+def places(options: ExtractOptions) -> dict[str, str]:
+    """Return what the status page says of them."""
+    store, stage = options.store, options.stage
+    local = isinstance(store, Path)
+    return {
+        "store_real": str(store.resolve()),
+        "stage": "" if local else os.path.abspath(where_bytes_go(store, stage)),  # noqa: PTH100
+    }
 
 
 def where_bytes_go(store: Location, stage: Path | None) -> Path:

@@ -110,6 +110,8 @@ class RunStatus(Record):
     """Absolute path as given; symbolic links are not resolved."""
     store_real: str = ""
     """The same without symbolic links, once the worker has followed them."""
+    stage: str = ""
+    """The directory that has the stage; empty where the store is on a disk, and needs none."""
     spool: str = ""
     server: str = ""
     """Its URL; of several servers that of the first one that the run asks or waits for."""

@@ -211,9 +211,8 @@ class Case:
 
     def _probe_proves(self, output: OutputEvidence) -> bool:
         """Whether a probe did not come back, and the run, too, has moved nothing for long."""
-        if False not in {output.read_answered, output.write_answered}:
-            return False
-        if self.client_alive and is_url(output.path):  # `remote` says why
+        answered = False not in {output.read_answered, output.write_answered}
+        if answered or (self.client_alive and is_url(output.path)):  # `remote` says why
             return False
         quiet_seconds = min(self.stalled_seconds, 2 * output.deadline_seconds)
         return not self.client_alive or self._still_for(quiet_seconds)

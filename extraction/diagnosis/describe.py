@@ -242,6 +242,10 @@ def _output(output: OutputEvidence) -> Iterator[str]:
         inodes = "" if output.free_inodes is None else f", {output.free_inodes:,} inodes free"
         mode = ", read-only" if output.read_only else ""
         yield f"output: {output.free_bytes:,} of {output.total_bytes:,} bytes free{inodes}{mode}"
+    if output.stage:
+        room = output.stage_free_bytes
+        free = "its disk did not answer" if room is None else f"{room:,} bytes free"
+        yield f"stage {output.stage}: {free}"
     for error in filter(None, (output.error, output.write_error, output.unreadable_plan)):
         yield f"output: {error}"
     if output.samples:

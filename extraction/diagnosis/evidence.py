@@ -263,6 +263,10 @@ class OutputEvidence:
     """How the last recorded run ended; empty where it did not."""
     newest_write_age_seconds: float | None = None
     """Since anything was written into the store's states or bits; None where that is unknown."""
+    stage: str = ""
+    """Where a run's bytes lie on their way to an object store."""
+    stage_free_bytes: int | None = None
+    """None where its disk did not answer."""
     claims: tuple[str, ...] = ()
     """Who holds spans: run, process and host."""
     claimed_elsewhere: str = ""

@@ -36,6 +36,7 @@ from extraction.diagnosis.last_seen import Copied, parse_copies
 from extraction.diagnosis.objects import UNTRIED
 from extraction.diagnosis.probe import (
     ask_for_health,
+    free_bytes,
     look_at_gpus,
     look_at_output,
     read_log_tail,
@@ -101,7 +102,7 @@ def collect_all(
     return replace(
         evidence,
         servers=_ask_each(evidence.servers, deadline_seconds),
-        output=_try_to_write(output.evidence, deadline_seconds),
+        output=_look_at_room(output.evidence, page, deadline_seconds),
         server=_server(
             evidence,
             output.server,
@@ -159,11 +160,23 @@ def _read_output(path: str, real: str, answer: Answer, deadline_seconds: float) 
     return _Output(evidence, found)
 
 
+def _look_at_room(
+    output: OutputEvidence, page: FoundPage | None, deadline_seconds: float
+) -> OutputEvidence:
+    """Try to write; what goes to an object store needs room in the stage of its run."""
+    if not is_url(output.path):
+        return _try_to_write(output, deadline_seconds)
+    output = replace(output, write_untried=UNTRIED)
+    stage = page.status.stage if page else ""
+    if not stage:
+        return output
+    answer = Child(partial(free_bytes, stage)).wait(time.monotonic() + deadline_seconds)
+    return replace(output, stage=stage, stage_free_bytes=answer.result)
+
+
 def _try_to_write(output: OutputEvidence, deadline_seconds: float) -> OutputEvidence:
     if not output.read_answered:
         return replace(output, write_untried="reading did not come back")
-    if is_url(output.path):
-        return replace(output, write_untried=UNTRIED)
     writing = Child(lambda tell: try_to_write(output.path, tell))
     answer = writing.wait(time.monotonic() + deadline_seconds)
     if not answer.answered:

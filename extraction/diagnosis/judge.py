@@ -13,7 +13,7 @@ from extraction.diagnosis.case import WAITS, Case
 from extraction.diagnosis.describe import describe, kill_cost
 from extraction.diagnosis.elsewhere import lost_elsewhere, seen_in_a_copy
 from extraction.diagnosis.finding import RERUN, Finding
-from extraction.diagnosis.remote import objects_refused, objects_silent
+from extraction.diagnosis.remote import objects_refused, objects_silent, stage_full
 from extraction.diagnosis.servers import server_by_server, together
 from hsstore.report import Diagnosis
 from hsstore.verdict import Verdict
@@ -357,6 +357,7 @@ RULES: tuple[Callable[[Case], Finding | None], ...] = (
     objects_silent,
     _output_blocked,
     _plan_mismatch,
+    stage_full,
     objects_refused,
     _output_refuses,
     _client_dead,

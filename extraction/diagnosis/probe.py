@@ -150,6 +150,12 @@ def look_at_gpus(tell: Tell) -> list[dict[str, Any]]:
     return gpus
 
 
+def free_bytes(directory: str, tell: Tell) -> int:
+    """Return how much room is on the disk of a directory."""
+    tell(f"statvfs of {directory}")
+    return int(_space(_existing(Path(directory)))["free_bytes"])
+
+
 def _existing(path: Path) -> Path:
     while not path.is_dir() and path != path.parent:
         path = path.parent

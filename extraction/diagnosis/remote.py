@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from extraction.diagnosis.case import OUTPUT_ERROR
+from extraction.diagnosis.case import FULL_BYTES, OUTPUT_ERROR
 from extraction.diagnosis.finding import RERUN, Finding
 from hsstore.location import is_url
 from hsstore.verdict import Verdict
@@ -43,22 +43,33 @@ def objects_silent(case: Case) -> Finding | None:
     )
 
 
-def objects_refused(case: Case) -> Finding | None:
-    """Say why nothing can be read where nothing runs; or that the stage before the store had no room."""
-    if not is_url(case.store) or case.client_alive:
+def stage_full(case: Case) -> Finding | None:
+    """Say that the disk before an object store takes nothing more."""
+    if not is_url(case.store) or (case.client_alive and not case.stalled):
         return None
-    if case.status is not None and case.status.exit_code == OUTPUT_ERROR:
-        full = case.is_full(case.status.message)
-        return Finding(
-            Verdict.OUTPUT_FULL if full else Verdict.OUTPUT_BLOCKED,
-            f"the disk of the stage {'is full' if full else 'refuses writes'}: {case.status.message}",
-            f"free space there, or name another directory with --stage; then {RERUN}",
-        )
-    if case.output is None or not case.output.error:
+    status, output = case.status, case.output
+    why = status.message if status is not None and status.exit_code == OUTPUT_ERROR else ""
+    room = output.stage_free_bytes if output is not None else None
+    if output is not None and room is not None and room < FULL_BYTES:
+        why = why or f"no space left: {room:,} bytes are free in {output.stage}"
+    if not why:
+        return None
+    full = case.is_full(why)
+    return Finding(
+        Verdict.OUTPUT_FULL if full else Verdict.OUTPUT_BLOCKED,
+        f"the disk of the stage {'is full' if full else 'refuses writes'}: {why}",
+        f"free space there, or name another directory with --stage; then {RERUN}",
+    )
+
+
+def objects_refused(case: Case) -> Finding | None:
+    """Say why nothing can be read where nothing runs."""
+    output = case.output
+    if output is None or not output.error or case.client_alive or not is_url(case.store):
         return None
     return Finding(
         Verdict.OUTPUT_BLOCKED,
-        f"the object store cannot be read from here: {case.output.error}",
+        f"the object store cannot be read from here: {output.error}",
         "see the bucket's name, and that this terminal has the credentials and the endpoint that the run had "
         f"(docs/object-stores.md); then ask again, or {RERUN}",
     )

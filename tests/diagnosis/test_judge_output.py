@@ -145,6 +145,15 @@ CASES: list[Given] = [
         "the disk of the stage is full: cannot write /tmp/hsstore-stage-1/x",
     ),
     (
+        "and is full while the run stands",
+        replace(
+            QUIET,
+            output=OutputEvidence("s3://b/s.zarr", stage="/tmp", stage_free_bytes=4096),
+        ),
+        Verdict.OUTPUT_FULL,
+        "the disk of the stage is full: no space left: 4,096 bytes are free in /tmp",
+    ),
+    (
         "nothing but the probe",
         replace(QUIET, output=replace(OUTPUT, read_answered=False, write_answered=None)),
         Verdict.OUTPUT_BLOCKED,

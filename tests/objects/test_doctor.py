@@ -158,6 +158,7 @@ def test_a_run_is_seen_by_its_page_its_spool_and_its_server(s3: S3, directory: P
         f"spool {directory / 'spool'}: server alive, client alive",
         "health ok",
         "answers reads; writing was not tried",
+        f"stage {directory / 'stage'}: ",
     )
     said(hidden.evidence, "output: cannot read ")
     assert "no process works on this store" in dead.summary

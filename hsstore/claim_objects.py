@@ -41,6 +41,12 @@ if TYPE_CHECKING:
 
 FREE = b""
 BEAT_SUFFIX = ".beat"
+_CONDITIONS = {
+    "gs": ("ifGenerationMatch=0", "ifGenerationMatch"),
+    "memory": ("none is there", "of a version"),
+    "s3": ("If-None-Match", "If-Match"),
+}
+"""How each kind of store calls the condition that there is no such object, and that it is of a version."""
 _NO_SUCH_VERSION = '"00000000000000000000000000000000"'
 
 
@@ -233,7 +239,8 @@ class ClaimObjects(ClaimPlace):
                 self._versions[name] = version
 
     def _refuse_what_ignores_conditions(self) -> None:
-        for condition, replaces in (("If-None-Match", ABSENT), ("If-Match", _NO_SUCH_VERSION)):
+        absent, other = _CONDITIONS[self._store.url.partition("://")[0]]
+        for condition, replaces in ((absent, ABSENT), (other, _NO_SUCH_VERSION)):
             whole = partial(put, self._sign, self.me.text(), replaces=replaces)
             self._refuse_unless_conflict(whole, f"of a put ({condition})")
             in_parts = partial(put_parts, self._sign, [self.me.text], replaces=replaces)

@@ -56,9 +56,9 @@ async def persist(backend: Refusing, what: str, url: str, attempt: Callable[[], 
     UnreachableError
         No attempt worked.
     """
-    began = time.monotonic()
+    began, attempts = time.monotonic(), _attempts
     last: Exception | None = None
-    for number in range(_attempts):
+    for number in range(attempts):
         if number:
             await asyncio.sleep(_delay_seconds(number))
         try:
@@ -69,7 +69,7 @@ async def persist(backend: Refusing, what: str, url: str, attempt: Callable[[], 
             _raise_if_hopeless(backend, what, url, error)
             last = error
     raise UnreachableError(
-        f"cannot {what} {url}: {describe(last)}; tried {_attempts} times in {time.monotonic() - began:.0f} s. "
+        f"cannot {what} {url}: {describe(last)}; tried {attempts} times in {time.monotonic() - began:.0f} s. "
         "See whether the object store can be reached, then run the same command again"
     )
 

@@ -238,7 +238,8 @@ def test_a_store_that_ignores_what_a_write_replaces_is_not_written(
     store = hsstore.open(remote.upload(mixed))
     remote.fail("any version", where, times=10_000)
 
-    with pytest.raises(InputError, match=rf"ignores conditions of {what} \(If-None-Match\)"):
+    called = {"s3": "If-None-Match", "gs": "ifGenerationMatch=0"}[remote.protocol]
+    with pytest.raises(InputError, match=rf"ignores conditions of {what} \({called}\)"):
         Claims(store, "mine")
 
     assert isinstance(store.location, RemotePath)

@@ -133,10 +133,6 @@ class Server:
         beat = SpoolView(self.spool).heartbeat()
         return beat.forwards if beat else 0
 
-    def wait_for_forwards(self, count: int) -> None:
-        """Wait until the model has done so many."""
-        wait_until(lambda: self.forwards >= count)
-
     def signal(self, number: signal.Signals) -> None:
         """Signal the whole group: SIGSTOP makes it stand still, SIGCONT lets it go on."""
         os.killpg(self.pid, number)

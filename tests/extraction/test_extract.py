@@ -123,9 +123,11 @@ async def test_too_large_samples_are_marked_on_demand_and_retried_on_demand(
         *where, data, spool_budget_bytes=SMALL_BUDGET, skip_too_large=True, max_failures=0.0
     )
     failed = Store.open(store).completion().failed
+    server.settle()  # it counts a forward after its dump
     forwards = server.forwards
     plain = await run_here(*where)
     retried = await run_here(*where, retry_failed=True)
+    server.settle()
 
     assert skipped.code == 1
     assert "60 samples are in" in skipped.message

@@ -127,11 +127,13 @@ async def test_when_all_are_away_the_run_waits_and_goes_on_with_the_first_that_i
     store: Path, data: Path
 ) -> None:
     async with serve(store, "a", "b") as (a, b):
+        a.hold = b.hold = asyncio.Event()
         running = asyncio.create_task(run(store, [a, b], data, max_in_flight=2))
-        await a.wait_for_requests(5)
+        await a.wait_for_requests(2)
         for server in (a, b):
             server.health_status = 503
             server.always = dict.fromkeys(range(SAMPLES), Fault.RESET)
+        a.hold.set()
         await asyncio.sleep(1.0)
         assert not running.done()
         b.health_status, b.always = 200, {}
@@ -143,10 +145,11 @@ async def test_when_all_are_away_the_run_waits_and_goes_on_with_the_first_that_i
 
 async def test_when_none_comes_back_the_run_ends_after_the_wait(store: Path, data: Path) -> None:
     async with serve(store, "a", "b") as (a, b):
+        a.hold = b.hold = asyncio.Event()
         running = asyncio.create_task(
             run(store, [a, b], data, max_in_flight=2, server_wait_seconds=1.0)
         )
-        await a.wait_for_requests(5)
+        await a.wait_for_requests(2)
         await a.leave()
         await b.leave()
         outcome = await running

@@ -13,6 +13,7 @@ import pytest
 from extraction.spool import ClientInfo, Norm, SpoolClient
 from hsstore.store import Store
 from tests.extraction.fake_server import serve_fake
+from tests.extraction.gate import gated
 from tests.extraction.processes import SMALL_STORE, Extraction, left_claims
 from tests.extraction.running import run_here
 from tests.extraction.tiny import write_data
@@ -132,16 +133,17 @@ async def test_the_key_is_taken_from_the_environment_and_never_said(
 def test_a_second_run_at_the_same_time_is_refused_with_who_holds_the_store(
     server: Server, store: Path, data: Path
 ) -> None:
-    first = Extraction(store, server, "--data", data, *SMALL_STORE)
-    server.wait_for_forwards(server.forwards + 10)
-    server.signal(signal.SIGSTOP)
-    try:
+    with gated(server, 61, 10) as gate:
+        first = Extraction(store, gate, "--data", data, *SMALL_STORE)
         run = first.wait_for(lambda status: status.phase == "extracting").run
         worker = first.worker()
-        second = asyncio.run(run_here(store, server.url, server.spool))
-    finally:
-        server.signal(signal.SIGCONT)
-    ended = first.wait()
+        server.signal(signal.SIGSTOP)
+        gate.open()
+        try:
+            second = asyncio.run(run_here(store, server.url, server.spool))
+        finally:
+            server.signal(signal.SIGCONT)
+        ended = first.wait()
 
     assert worker is not None
     assert second.code == 3

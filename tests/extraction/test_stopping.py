@@ -314,6 +314,7 @@ def test_dumps_of_a_killed_run_are_used_and_the_rest_is_removed(
 
     outcome = asyncio.run(run_here(store, server.url, server.spool))
 
+    server.settle()
     used = len(finished) - 1
     assert used >= 19
     assert outcome.code == 0, outcome.message

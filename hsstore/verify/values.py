@@ -132,9 +132,13 @@ def _may_be_plain(part: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     if part[0, 0].nbytes < GLANCE_BYTES:
         return np.ones(part.shape[:2], np.bool_)
     first = part[..., : GLANCE_BYTES // part.itemsize].view(np.uint64)[..., 0].copy()
-    bits = 8 * part.itemsize
-    magnitude = sum(((1 << bits - 1) - 1) << at for at in range(0, 64 - bits, bits))
-    return np.asarray((first ^ first >> np.uint64(bits)) & np.uint64(magnitude) == 0)
+    differ = first ^ (first >> _BITS[part.itemsize])
+    return np.asarray(differ & _MAGNITUDES[part.itemsize] == 0)
+
+
+_BITS = {2: np.uint64(16), 4: np.uint64(32)}
+_MAGNITUDES = {2: np.uint64(0x7FFF_7FFF_7FFF), 4: np.uint64(0x7FFF_FFFF)}
+"""By the size of a value: all values of a glance but the last, without their signs."""
 
 
 def norm_histogram(

@@ -94,9 +94,9 @@ async def test_an_output_that_turns_read_only_is_said_though_the_claims_cannot_b
 ) -> None:
     async with serve_fake(store.parent / "spool", 61) as server:
         spool = server.spool.directory.path
+        server.hold, server.held = asyncio.Event(), set(range(20, 61))
         run = asyncio.create_task(run_here(store, server.url, spool, data, **PATIENT))
         await server.wait_for_requests(20)
-        server.hold = asyncio.Event()
         with read_only(store), read_only(store.with_name("store.zarr.runs")):
             server.hold.set()
             async with asyncio.timeout(50):

@@ -62,11 +62,11 @@ async def test_a_server_that_goes_away_for_good_ends_the_run_and_what_came_is_co
 ) -> None:
     async with serve_fake(store.parent / "spool", 61) as server:
         path = server.spool.directory.path
+        server.hold, server.held = asyncio.Event(), set(range(20, 61))
         run = asyncio.create_task(
             run_here(store, server.url, path, data, server_wait_seconds=1.0, max_in_flight=2)
         )
         await server.wait_for_requests(20)
-        server.hold = asyncio.Event()
         await server.leave()
         outcome = await run
 
@@ -82,9 +82,11 @@ async def test_a_server_that_comes_back_as_another_model_is_refused(
 ) -> None:
     async with serve_fake(store.parent / "spool", 61) as server:
         path = server.spool.directory.path
+        server.hold, server.held = asyncio.Event(), set(range(20, 61))
         run = asyncio.create_task(run_here(store, server.url, path, data, max_in_flight=2))
         await server.wait_for_requests(20)
         server.become(capture_hash="0" * 64)
+        server.hold.set()
         outcome = await run
 
     assert outcome.code == 3

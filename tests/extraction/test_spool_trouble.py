@@ -100,9 +100,9 @@ async def test_a_spool_that_is_removed_ends_the_run_which_says_so(
 ) -> None:
     spool = store.parent / "spool"
     async with serve_fake(spool, 61) as server:
+        server.hold, server.held = asyncio.Event(), set(range(20, 61))
         run = asyncio.create_task(run_here(store, server.url, spool, data, max_in_flight=in_flight))
         await server.wait_for_requests(20)
-        server.hold = asyncio.Event()
         shutil.rmtree(spool)
         server.hold.set()
         async with asyncio.timeout(60):

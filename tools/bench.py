@@ -30,7 +30,7 @@ BENCHMARKS: dict[str, tuple[str, ...]] = {
     "codec": ("bench_codecs.py", "--megabytes", "60", "--rounds", "3"),
     "ingest": ("bench_ingest.py", "--samples", "6", "--rounds", "7"),
     "read": ("bench_read.py", "--samples", "6", "--rounds", "7"),
-    "verify": ("bench_verify.py", "--megabytes", "240", "--rounds", "5"),
+    "verify": ("bench_verify.py", "--megabytes", "2400", "--rounds", "5"),
     "semantic": ("bench_semantic.py", "--samples", "8", "--tokens", "384"),
     "spool": ("bench_spool.py", "--rounds", "5"),
     "objects": ("bench_objects.py", "--samples", "8", "--rounds", "5"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,7 +69,7 @@ def check_lengths(store: Store) -> Iterator[Finding]:
 def check_plan(store: Store) -> Iterator[Finding]:
     """Check that the arrays of the plan are readable, consistent, and those of the plan hash.
 
-    Reads each array once, a part at a time; ids that may be equal a second time.
+    Has read each array once, a part at a time, when it returns; ids that may be equal are read once more.
     """
     hasher = PlanHasher()
     row_starts, ids, splits = _RowStarts(store), _Ids(), _Splits(store)
@@ -82,14 +83,15 @@ def check_plan(store: Store) -> Iterator[Finding]:
         *_read_others(store),
     ]
     if unreadable:
-        yield from unreadable
-        return
-    yield from row_starts.findings()
-    yield from ids.findings(store)
-    yield from splits.findings()
-    if hasher.hexdigest() != store.spec.plan_hash:
-        detail = "row_start, length, input_ids, loss_mask, sample_id or split has changed"
-        yield Finding(None, BadKind.PLAN, detail)
+        return iter(unreadable)
+    detail = "row_start, length, input_ids, loss_mask, sample_id or split has changed"
+    has_changed = hasher.hexdigest() != store.spec.plan_hash
+    return chain(
+        row_starts.findings(),
+        ids.findings(store),
+        splits.findings(),
+        [Finding(None, BadKind.PLAN, detail)] if has_changed else [],
+    )
 
 
 def _read(store: Store, name: str, hasher: PlanHasher, look: _Look | None) -> Iterator[Finding]:
@@ -252,17 +254,16 @@ class _Splits:
 
     def __init__(self, store: Store) -> None:
         self._names = len(store.spec.dataset.split_names)
-        self._nameless: list[tuple[int, int]] = []
+        self._nameless: list[tuple[npt.NDArray[np.int64], npt.NDArray[Any]]] = []
 
     def look(self, start: int, split: npt.NDArray[Any]) -> None:
-        self._nameless += [
-            (start + sample, int(split[sample]))
-            for sample in np.flatnonzero(split >= self._names).tolist()
-        ]
+        at = np.flatnonzero(split >= self._names)
+        self._nameless.append((start + at, split[at]))
 
     def findings(self) -> Iterator[Finding]:
-        for sample, split in self._nameless:
-            yield Finding(sample, BadKind.PLAN, f"split {split} has no name")
+        for samples, splits in self._nameless:
+            for sample, split in zip(samples.tolist(), splits.tolist(), strict=True):
+                yield Finding(sample, BadKind.PLAN, f"split {split} has no name")
 
 
 def _used_rows(store: Store, window: slice) -> npt.NDArray[np.bool_]:

@@ -25,6 +25,8 @@ FEW_VALUES = 16
 """Fewer values can be equal by chance."""
 NORM_EVERY_ROWS = 128
 """One row in so many, the first one included, is taken into the norm profile."""
+PARTS_AT_ONCE = 8
+"""Whose norms are computed together: few rows of each are, and every call has its price."""
 BINS_AN_OCTAVE = 8
 LEAST_OCTAVE, OCTAVES = -24, 64
 NORM_BINS = OCTAVES * BINS_AN_OCTAVE
@@ -73,6 +75,8 @@ class Values:
     constant: Rows = field(default_factory=Rows)
     equal_slots: list[tuple[int, int]] = field(default_factory=list)
     """Pairs of slots that have been equal in every row so far."""
+    _some: list[npt.NDArray[Any]] = field(default_factory=list)
+    """Rows whose norms are to be computed, several at once."""
 
     def __post_init__(self) -> None:
         self.equal_slots = list(combinations(range(self.slots), 2))
@@ -94,7 +98,16 @@ class Values:
         self._find_plain_rows(part, start)
         if self.equal_slots:
             self._compare_slots(part)
-        some = as_float32(part[-start % NORM_EVERY_ROWS :: NORM_EVERY_ROWS], self.dtype)
+        self._some.append(part[-start % NORM_EVERY_ROWS :: NORM_EVERY_ROWS].copy())
+        if len(self._some) == PARTS_AT_ONCE:
+            self.measure()
+
+    def measure(self) -> None:
+        """Compute the norms of the rows that were kept for it: after the last rows of a sample, too."""
+        if not self._some:
+            return
+        some = as_float32(np.concatenate(self._some), self.dtype)
+        self._some.clear()
         with np.errstate(all="ignore"):  # values that are not finite, or whose squares are not
             self.mean_squares.append(np.einsum("rsh,rsh->rs", some, some) / some.shape[2])
 

@@ -75,7 +75,8 @@ def plan(
 ) -> None:
     """Say what extracting --data would take: samples, bytes, files, hours, free space.
 
-    Needs no server and writes nothing; a bucket is asked once whether it answers. Exit code 3 when it cannot work on this machine.
+    Needs no server and writes nothing; a bucket is asked once whether it answers. Exit code 3 when it
+    cannot work on this machine.
     """
     from extraction.plan import plan_run
     from hsstore.create import LayoutOptions

@@ -107,7 +107,7 @@ class StatesReader:
         for row, payload, finite in self._parts(index, length):
             self._hash(hasher, payload)
             values.look_at(payload, row, is_finite=finite)
-        values.measure()
+        values.compute_norms()
         padding = self._rows[(length - 1) % len(self._rows) + 1 :]
         if hasher.intdigest() != digest:
             detail = f"the states have digest {hasher.hexdigest()}, recorded is {digest:016x}"

@@ -75,7 +75,7 @@ class Values:
     constant: Rows = field(default_factory=Rows)
     equal_slots: list[tuple[int, int]] = field(default_factory=list)
     """Pairs of slots that have been equal in every row so far."""
-    _some: list[npt.NDArray[Any]] = field(default_factory=list)
+    _norm_rows: list[npt.NDArray[Any]] = field(default_factory=list)
     """Rows whose norms are to be computed, several at once."""
 
     def __post_init__(self) -> None:
@@ -98,16 +98,16 @@ class Values:
         self._find_plain_rows(part, start)
         if self.equal_slots:
             self._compare_slots(part)
-        self._some.append(part[-start % NORM_EVERY_ROWS :: NORM_EVERY_ROWS].copy())
-        if len(self._some) == PARTS_AT_ONCE:
-            self.measure()
+        self._norm_rows.append(part[-start % NORM_EVERY_ROWS :: NORM_EVERY_ROWS].copy())
+        if len(self._norm_rows) == PARTS_AT_ONCE:
+            self.compute_norms()
 
-    def measure(self) -> None:
+    def compute_norms(self) -> None:
         """Compute the norms of the rows that were kept for it: after the last rows of a sample, too."""
-        if not self._some:
+        if not self._norm_rows:
             return
-        some = as_float32(np.concatenate(self._some), self.dtype)
-        self._some.clear()
+        some = as_float32(np.concatenate(self._norm_rows), self.dtype)
+        self._norm_rows.clear()
         with np.errstate(all="ignore"):  # values that are not finite, or whose squares are not
             self.mean_squares.append(np.einsum("rsh,rsh->rs", some, some) / some.shape[2])
 

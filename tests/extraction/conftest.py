@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import extraction.contact
+import extraction.fleet
 from tests.extraction.processes import Server, remove_spool
 from tests.extraction.tiny import make_checkpoint, make_lengths, write_data
 
@@ -79,3 +81,10 @@ def store(room: Path) -> Iterator[Path]:
     """Give the path of a store that is not there yet."""
     with tempfile.TemporaryDirectory(dir=room) as path:
         yield Path(path) / "store.zarr"
+
+
+@pytest.fixture
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at servers files often."""
+    monkeypatch.setattr(extraction.fleet, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(extraction.contact, "LOOK_SECONDS", 0.1)

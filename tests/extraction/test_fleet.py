@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-import extraction.contact
-import extraction.fleet
 from extraction.addresses import ServerAddress
 from hsstore.store import Store
 from tests.extraction.fake_model import Fault
@@ -35,11 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look at servers files often."""
-    monkeypatch.setattr(extraction.fleet, "LOOK_SECONDS", 0.1)
-    monkeypatch.setattr(extraction.contact, "LOOK_SECONDS", 0.1)
+pytestmark = pytest.mark.usefixtures("looks_often")
 
 
 async def test_three_servers_share_the_work_and_each_sample_is_asked_for_once(

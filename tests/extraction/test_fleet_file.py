@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 import extraction.asking
-import extraction.contact
-import extraction.fleet
 import extraction.relay.mirror
 from extraction.addresses import ServerAddress
 from hsstore.store import Store
@@ -38,11 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look at servers files often."""
-    monkeypatch.setattr(extraction.fleet, "LOOK_SECONDS", 0.1)
-    monkeypatch.setattr(extraction.contact, "LOOK_SECONDS", 0.1)
+pytestmark = pytest.mark.usefixtures("looks_often")
 
 
 async def test_a_server_that_is_named_in_another_way_goes_on_under_its_new_name(
